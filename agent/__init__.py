@@ -1,0 +1,1 @@
+"""Overnight's deciding half: ranking, search, proposers, git, journal and commands; never imports torch."""

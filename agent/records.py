@@ -1,0 +1,129 @@
+"""The agent's own nouns: candidates, briefs, attempts, experiments. No torch, no litellm."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.records import BACKENDS, Target, Verdict
+
+
+class ExperimentState(StrEnum):
+    """How far one experiment has come; one journal transaction moves it one step."""
+
+    PROPOSED = "proposed"
+    JUDGED = "judged"
+    DECIDED = "decided"
+    RECORDED = "recorded"
+
+
+class RowStatus(StrEnum):
+    """The `status` column of results.tsv (design §9)."""
+
+    KEEP = "keep"
+    DISCARD = "discard"
+    INCORRECT = "incorrect"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    CHEAT = "cheat"
+    INVALID_REPLY = "invalid_reply"
+    DUPLICATE = "duplicate"
+    ENVIRONMENT = "environment"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a proposal cost. `cost_usd` is None when nobody knows the price."""
+
+    tokens: int = 0
+    cost_usd: float | None = 0.0
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One whole kernel file for one target, and where it came from."""
+
+    target: str  # target id
+    backend: str
+    source: str
+    description: str
+    proposer: str
+    tactic: str = ""
+    hypothesis: str = ""
+    prompt: str = ""
+    reply: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ValueError(f"unknown backend {self.backend!r}; one of {', '.join(BACKENDS)}")
+
+
+@dataclass(frozen=True)
+class InvalidReply:
+    """A proposer's answer that is no candidate: costs an experiment number, no judge time; `reason` is fed back."""
+
+    target: str
+    proposer: str
+    reason: str
+    prompt: str = ""
+    reply: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True)
+class NothingLeft:
+    """The proposer has no more ideas for this target; it is parked until its share or its incumbent changes."""
+
+    target: str
+    reason: str
+
+
+Proposal = Candidate | InvalidReply | NothingLeft
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One finished experiment on a target, as a proposer sees it."""
+
+    number: int
+    candidate_sha256: str
+    source: str
+    backend: str
+    tactic: str
+    description: str
+    status: RowStatus
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True)
+class Brief:
+    """All a proposer gets to know: the target, the incumbent and what was tried on it. Never seeds or tolerances."""
+
+    target: Target
+    device: str  # "cpu" or "cuda"
+    device_name: str
+    peaks: Mapping[str, float]
+    incumbent_source: str | None  # None: PyTorch itself is what must be beaten
+    incumbent_backend: str | None
+    attempts: tuple[Attempt, ...]
+    program: str  # program.md as it reads now
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One numbered experiment of a session, as the journal holds it."""
+
+    number: int
+    target: str
+    state: ExperimentState
+    candidate: Candidate | None
+    status: RowStatus | None
+    verdict: Verdict | None
+    commit: str | None
+    started_at: str
+    finished_at: str | None
+    detail: str = ""
+    model_ms: float | None = None
+    model_speedup: float | None = None
