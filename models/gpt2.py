@@ -79,12 +79,12 @@ class GPT2(nn.Module):
         self,
         *,
         layers: int = 4,
-        dim: int = 384,
-        heads: int = 6,
+        dim: int = 512,
+        heads: int = 8,
         vocab: int = 4096,
         positions: int = 1024,
         batch: int = 1,
-        length: int = 256,
+        length: int = 128,
         seed: int = 0,
     ) -> None:
         super().__init__()
