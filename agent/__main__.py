@@ -1,0 +1,22 @@
+"""`python3 -m agent` is `overnight`.
+
+The current folder is taken off the search path first, so that nothing of the user's shadows us.
+"""
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Keep only our own checkout and what was installed on the search path, then hand over to the command line."""
+    package_root = Path(__file__).resolve().parent.parent
+    here = Path.cwd()
+    rest = [entry for entry in sys.path[1:] if entry and Path(entry).resolve() not in {package_root, here}]
+    sys.path[:] = [str(package_root), *rest]
+    from agent.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""MODEL and its options, from the command line to a record with absolute paths."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.errors import InputError
+from harness.records import SHORT_DTYPES, ModelSpec
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def model_spec(
+    model: str,
+    *,
+    weights: str | None = None,
+    model_args: Sequence[str] = (),
+    inputs: str | None = None,
+    input_shapes: Sequence[str] = (),
+    device: str | None = None,
+    dtype: str | None = None,
+) -> ModelSpec:
+    """Check what can be checked without importing anything of the user's; raises InputError."""
+    return ModelSpec(
+        reference=_reference(model),
+        weights=_file(weights, "--weights") if weights else None,
+        model_args=dict(_pair(item) for item in model_args),
+        inputs=_function(inputs) if inputs else None,
+        input_shapes=tuple(_shape(item) for item in input_shapes),
+        device=checked_device(device),
+        dtype=checked_dtype(dtype),
+    )
+
+
+def session_name(spec: ModelSpec) -> str:
+    """The default session name: the model's class, or its folder's name, in lower case."""
+    path, _, name = spec.reference.rpartition(":")
+    stem = name if path else Path(spec.reference).name.removesuffix(".py").removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-") or "model"
+
+
+def checked_device(device: str | None) -> str | None:
+    """None means cuda where there is one."""
+    if device not in {None, "cpu", "cuda"}:
+        raise InputError(f"--device {device} is not known: use cpu or cuda.")
+    return device
+
+
+def checked_dtype(dtype: str | None) -> str | None:
+    """The long name of a dtype, None when not given."""
+    long = SHORT_DTYPES.get(dtype, dtype) if dtype else None
+    if long is not None and long not in DTYPES:
+        raise InputError(f"--dtype {dtype} is not known: use float32, float16 or bfloat16 (or fp32, fp16, bf16).")
+    return long
+
+
+def _reference(model: str) -> str:
+    path, _, name = model.rpartition(":")
+    if path.endswith(".py"):
+        return f"{_file(path, 'MODEL')}:{name}"
+    if path and re.fullmatch(r"[\w.]+", path) and not Path(model).exists():
+        return model
+    if not Path(model).exists():
+        raise InputError(
+            f"MODEL {model} was not found: give FILE.py:CLASS, package.module:CLASS or a checkpoint folder."
+        )
+    return str(Path(model).resolve())
+
+
+def _file(path: str, what: str) -> str:
+    if not Path(path).is_file():
+        raise InputError(f"{what}: there is no file {path}.")
+    return str(Path(path).resolve())
+
+
+def _function(inputs: str) -> str:
+    path, _, name = inputs.rpartition(":")
+    if not path or not name.isidentifier():
+        raise InputError(f"--inputs {inputs} must read FILE.py:FUNCTION.")
+    return f"{_file(path, '--inputs')}:{name}"
+
+
+def _pair(item: str) -> tuple[str, str]:
+    name, equals, value = item.partition("=")
+    if not equals or not name.isidentifier():
+        raise InputError(f"--model-args {item} must read NAME=VALUE.")
+    return name, value
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
+        raise InputError(f"--input-shape {text} must be sizes separated by commas, like 1,512.")
+    return tuple(int(size) for size in text.split(","))
+
+
+def sizes(text: str) -> dict[str, int]:
+    """`M=512,N=1024` as sizes by symbol."""
+    pairs = [item.partition("=") for item in text.split(",")]
+    if not all(name.strip().isidentifier() and size.strip().isdigit() for name, _, size in pairs):
+        raise InputError(f"--shape {text} must read like M=512,N=1024.")
+    return {name.strip(): int(size) for name, _, size in pairs}

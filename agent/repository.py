@@ -1,0 +1,302 @@
+"""Git: a session's branch and worktree, through GitPython; the user's checkout and index stay as they are.
+
+Keeps are made with plumbing (blob, tree, commit, compare-and-swap of the branch), so the committed bytes are exactly
+the judged ones whatever filters, line endings, hooks or signing the user has set, and a kill leaves the old or the new
+tip, never something between. Does not protect against somebody who rewrites the session's branch by hand.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agent.errors import InputError, MachineError
+
+if TYPE_CHECKING:
+    from git import Repo
+
+BRANCH_PREFIX = "overnight/"
+FALLBACK_IDENTITY = ("Overnight", "overnight@localhost")
+UNFINISHED = {
+    "MERGE_HEAD": ("merge", "git merge --abort"),
+    "rebase-merge": ("rebase", "git rebase --abort"),
+    "rebase-apply": ("rebase", "git rebase --abort"),
+    "CHERRY_PICK_HEAD": ("cherry-pick", "git cherry-pick --abort"),
+    "REVERT_HEAD": ("revert", "git revert --abort"),
+}
+# Another git command of the user's may hold the lock for a moment; a lock older than this is a left-over.
+LOCK_PATIENCE_S = 2.0
+QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.autocrlf=false")
+
+
+@dataclass(frozen=True)
+class KeepMessage:
+    """What the commit of a keep says."""
+
+    experiment: int
+    target: str
+    speedup: float
+    description: str
+    verdict_sha256: str
+
+    def text(self) -> str:
+        """Subject, empty line, trailers."""
+        summary = " ".join(self.description.split()) or "kernel"
+        return (
+            f"{self.target}: {summary}"[:100]
+            + f"\n\nExperiment: {self.experiment}\nTarget: {self.target}\nSpeedup: {self.speedup:.4f}"
+            + f"\nVerdict: {self.verdict_sha256}\n"
+        )
+
+
+def workspace_root(folder: Path) -> Path:
+    """Git's top level of `folder`, or `folder` itself outside any repository (enough for `profile` and `check`)."""
+    from git import Repo
+    from git.exc import InvalidGitRepositoryError
+
+    try:
+        with Repo(folder, search_parent_directories=True) as repo:
+            return Path(repo.working_tree_dir).resolve() if repo.working_tree_dir else folder.resolve()
+    except InvalidGitRepositoryError:
+        return folder.resolve()
+
+
+class SessionBranch:
+    """The branch `overnight/NAME` and its worktree; the only thing of Overnight's that writes to git."""
+
+    def __init__(self, repo: "Repo", name: str, worktree: Path) -> None:
+        self._repo = repo
+        self.branch = BRANCH_PREFIX + name
+        self.worktree = worktree
+        self._environment = _identity(repo)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the two git children that a Repo keeps."""
+        self._repo.close()
+
+    def open_worktree(self) -> list[str]:
+        """Make branch and worktree, or repair what a kill or a user left of them; returns what was repaired."""
+        notes = []
+        if self.tip() is None:
+            self._git("branch", "--no-track", self.branch, "HEAD")
+        if not (self.worktree / ".git").exists():
+            if self.worktree.exists() or self.branch in self._git("worktree", "list", "--porcelain"):
+                notes.append(f"worktree of {self.branch} was missing and has been made again")
+            self._git("worktree", "prune")
+            self._git("worktree", "add", "--force", str(self.worktree), self.branch)
+        notes += self._restore()
+        return notes
+
+    def tip(self) -> str | None:
+        """The commit at the tip of the session's branch, None before there is one."""
+        found = self._git("for-each-ref", "--format=%(objectname)", f"refs/heads/{self.branch}")
+        return found or None
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put a candidate's file into the worktree."""
+        file = self.worktree / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+    def revert(self, path: str) -> None:
+        """Restore one path to the tip: the last kept bytes, or no file."""
+        kept = self.read(path)
+        if kept is not None:
+            self.write(path, kept)
+        else:
+            (self.worktree / path).unlink(missing_ok=True)
+        self._reset_index()
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of `path` at the tip, None when it has no such file."""
+        blob = self._git("ls-tree", "--format=%(objectname)", self.branch, "--", path)
+        if not blob:
+            return None
+        content: bytes = self._repo.git.cat_file("blob", blob, stdout_as_string=False, strip_newline_in_stdout=False)
+        return content
+
+    def keep(self, path: str, judged: Path, message: KeepMessage) -> str:
+        """Commit the bytes of the file `judged` as `path`; returns the commit. Nothing else changes."""
+        blob = self._git("hash-object", "-w", "--no-filters", "--", str(judged))
+        commit = self._commit(path, blob, message.text())
+        self.write(path, judged.read_bytes())
+        self._reset_index()
+        return commit
+
+    def take_out(self, path: str, commit: str, reason: str) -> str:
+        """A revert commit: `path` again as it was before `commit`; returns the revert's commit."""
+        before = self._git("ls-tree", "--format=%(objectname)", f"{commit}^", "--", path)
+        subject = self._git("log", "-1", "--format=%s", commit)
+        text = f'Revert "{subject}"\n\nThis reverts commit {commit}.\n\n{reason}\n'
+        reverted = self._commit(path, before or None, text)
+        self.revert(path)
+        return reverted
+
+    def commit_of(self, experiment: int) -> str | None:
+        """The keep commit of an experiment, found by its trailer; None when it was not committed or taken out again."""
+        found = self._git("log", "--format=%H", f"--grep=^Experiment: {experiment}$", self.branch).split()
+        if not found:
+            return None
+        taken_out = self._git("log", "--format=%H", f"--grep=^This reverts commit {found[0]}", self.branch)
+        return None if taken_out else found[0]
+
+    def _commit(self, path: str, blob: str | None, message: str) -> str:
+        tip = self.tip()
+        assert tip is not None
+        index = self.worktree.parent / f"index-{os.getpid()}"
+        try:
+            scratch = {"GIT_INDEX_FILE": str(index)}
+            self._git("read-tree", tip, env=scratch)
+            if blob:
+                self._git("update-index", "--add", "--cacheinfo", f"100644,{blob},{path}", env=scratch)
+            else:
+                self._git("update-index", "--force-remove", path, env=scratch)
+            tree = self._git("write-tree", env=scratch)
+        finally:
+            index.unlink(missing_ok=True)
+        commit = self._git("commit-tree", tree, "-p", tip, "-m", message.rstrip("\n"))
+        self._git("update-ref", "-m", "overnight", f"refs/heads/{self.branch}", commit, tip)
+        return commit
+
+    def _restore(self) -> list[str]:
+        """Bring the worktree's kernels back to the tip and drop a lock that only a kill can have left."""
+        notes = []
+        lock = Path(self._git("rev-parse", "--git-path", "index.lock", at_worktree=True))
+        if (lock if lock.is_absolute() else self.worktree / lock).exists():
+            (lock if lock.is_absolute() else self.worktree / lock).unlink()
+            notes.append("a stale index.lock of the session's worktree was removed")
+        self._reset_index()
+        changed = self._git("status", "--porcelain", "--untracked-files=all", "--", "kernels", at_worktree=True)
+        for line in changed.splitlines():
+            path = line[3:].strip('"')
+            self.revert(path)
+            notes.append(f"{path} was restored to the best verified state")
+        return notes
+
+    def _reset_index(self) -> None:
+        self._git("read-tree", self.branch, at_worktree=True)
+        self._git("update-index", "-q", "--refresh", at_worktree=True, tolerate=True)
+
+    def _git(
+        self, *arguments: str, env: Mapping[str, str] | None = None, at_worktree: bool = False, tolerate: bool = False
+    ) -> str:
+        """Run git once with hooks, signing and optional locks off; raises MachineError with git's own words."""
+        from git import Git
+        from git.exc import GitCommandError
+
+        git = Git(self.worktree) if at_worktree else self._repo.git
+        try:
+            return str(
+                git.execute(
+                    ["git", *QUIET, *arguments],
+                    env={**self._environment, **(env or {})},
+                    with_exceptions=not tolerate,
+                )
+            )
+        except GitCommandError as error:
+            raise MachineError(f"git {arguments[0]} failed: {_words(error)}") from error
+
+
+def open_branch(folder: Path, name: str, worktree: Path) -> SessionBranch:
+    """Check that a session can commit here, before any work is done; raises InputError with the remedy."""
+    from git import Repo
+    from git.exc import GitCommandError, InvalidGitRepositoryError, NoSuchPathError
+
+    try:
+        repo = Repo(folder, search_parent_directories=True)
+    except (InvalidGitRepositoryError, NoSuchPathError) as error:
+        raise InputError(
+            f"{folder} is not in a git repository: run `git init` and make a first commit, then start again."
+        ) from error
+    try:
+        _check(repo)
+        return SessionBranch(repo, name, worktree)
+    except GitCommandError as error:
+        repo.close()
+        words = _words(error)
+        remedy = "" if "safe.directory" not in words else " (the folder belongs to another user)"
+        raise InputError(f"git refuses this repository{remedy}: {words}") from error
+    except InputError:
+        repo.close()
+        raise
+
+
+def exclude_state(folder: Path) -> None:
+    """Keep `.overnight/` out of the user's `git status` without touching a tracked file."""
+    from git import Repo
+
+    with Repo(folder, search_parent_directories=True) as repo:
+        exclude = Path(repo.common_dir) / "info" / "exclude"
+        text = exclude.read_text(encoding="utf-8") if exclude.exists() else ""
+        if "/.overnight/" not in text.splitlines():
+            exclude.parent.mkdir(exist_ok=True)
+            separator = "" if not text or text.endswith("\n") else "\n"
+            exclude.write_text(f"{text}{separator}/.overnight/\n", encoding="utf-8")
+
+
+def commit_switches(folder: Path) -> list[str]:
+    """What of the user's set-up is bypassed on the session's branch, to be announced."""
+    from git import Repo
+
+    with Repo(folder, search_parent_directories=True) as repo:
+        reader = repo.config_reader()
+        hooks = Path(str(reader.get_value("core", "hooksPath", str(Path(repo.common_dir) / "hooks"))))
+        active = [
+            hook.name for hook in hooks.glob("*") if not hook.name.endswith(".sample") and os.access(hook, os.X_OK)
+        ]
+        signing = str(reader.get_value("commit", "gpgsign", "false")).lower() in {"true", "1", "yes", "on"}
+    return [f"hooks ({', '.join(sorted(active))})"] * bool(active) + ["commit signing"] * signing
+
+
+def _check(repo: "Repo") -> None:
+    if repo.bare:
+        raise InputError(f"{repo.git_dir} is a bare repository: start in a checkout of it (git clone).")
+    if not repo.head.is_valid():
+        raise InputError("The repository has no commit yet: make one (git add … && git commit), then start again.")
+    if any(head.name == BRANCH_PREFIX.rstrip("/") for head in repo.heads):
+        raise InputError("A branch named `overnight` is in the way of overnight/NAME: rename it (git branch -m …).")
+    git_dir = Path(repo.git_dir)
+    for marker, (what, remedy) in UNFINISHED.items():
+        if (git_dir / marker).exists():
+            raise InputError(f"A {what} is unfinished here: finish it, or undo it with `{remedy}`, then start again.")
+    lock = git_dir / "index.lock"
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while lock.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if lock.exists():
+        raise InputError(
+            f"{lock} exists: another git command is running, or one died; if none is running, delete that file."
+        )
+    repo.git.rev_parse("HEAD")  # says "dubious ownership" where git will not work for us
+
+
+def _identity(repo: "Repo") -> dict[str, str]:
+    """Author and committer are always passed: git's own guess is root@host."""
+    reader = repo.config_reader()
+    name = str(reader.get_value("user", "name", "")) or FALLBACK_IDENTITY[0]
+    email = str(reader.get_value("user", "email", "")) or FALLBACK_IDENTITY[1]
+    return {
+        "GIT_AUTHOR_NAME": name,
+        "GIT_AUTHOR_EMAIL": email,
+        "GIT_COMMITTER_NAME": name,
+        "GIT_COMMITTER_EMAIL": email,
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+
+
+def _words(error: Any) -> str:
+    text = str(getattr(error, "stderr", "") or error)
+    return " ".join(text.replace("stderr:", "").split()).strip("' ")
