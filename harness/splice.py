@@ -1,0 +1,266 @@
+"""Puts kept kernels back into a model: ops spliced into its graphs by an Inductor pre-grad pass, the rest compiled.
+
+Every replaced region is one that `harness.regions` calls safe and whose sizes lie in the kernel's verified domain;
+anything else stays the original, compiled by Inductor, and is counted as a fallback. Does not protect against a
+kernel that is wrong inside its domain: that is what the judge and `harness.verify` are for.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensor
+
+from harness.kernel_op import KernelOp
+from harness.records import Target
+
+META_KEYS = ("example_value", "val")  # Dynamo's graphs, exported graphs
+
+
+class RegionLike(Protocol):
+    """What splicing needs of a region: its nodes in execution order, and its border in the target's order."""
+
+    @property
+    def nodes(self) -> Sequence[fx.Node]:
+        """The nodes to be replaced."""
+
+    @property
+    def inputs(self) -> Sequence[fx.Node]:
+        """Nodes outside that it reads, in the order of `Target.inputs`."""
+
+    @property
+    def outputs(self) -> Sequence[fx.Node]:
+        """Its nodes that others read, in the order of `Target.outputs`."""
+
+
+Finder = Callable[[fx.GraphModule], Sequence[RegionLike]]
+Matcher = Callable[[Target, RegionLike], Mapping[str, int] | None]
+
+
+@dataclass
+class SiteLog:
+    """What the pass did to the graphs compiled so far: call sites per target id, and why a site fell back."""
+
+    applied: dict[str, int] = field(default_factory=dict)
+    fallback: dict[str, int] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    graphs: int = 0
+
+    def apply(self, target: Target) -> None:
+        """Count one call site that runs the kernel."""
+        self.applied[target.id] = self.applied.get(target.id, 0) + 1
+
+    def refuse(self, target: Target, reason: str) -> None:
+        """Count one call site that could have run the kernel and stays the original."""
+        self.fallback[target.id] = self.fallback.get(target.id, 0) + 1
+        line = f"{target.id}: {reason}"
+        if line not in self.reasons:
+            self.reasons.append(line)
+
+
+@dataclass
+class Splicer:
+    """The pre-grad pass of one model: replaces regions by ops, kernel by kernel.
+
+    A fusion comes before its members, so that of two overlapping sites the larger one wins; among equals the caller's
+    order counts. `find` and `match` are those of `harness.regions`.
+    """
+
+    ops: Sequence[KernelOp]
+    find: Finder
+    match: Matcher
+    log: SiteLog = field(default_factory=SiteLog)
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Edit a graph that Dynamo captured, in place."""
+        module = graph.owning_module
+        if module is None or not self.ops:
+            return
+        self.log.graphs += 1
+        regions = list(self.find(module))
+        taken: set[fx.Node] = set()
+        for op in sorted(self.ops, key=lambda op: not op.kernel.target.members):
+            for region in regions:
+                self._consider(graph, op, region, taken)
+        graph.lint()
+
+    def _consider(self, graph: fx.Graph, op: KernelOp, region: RegionLike, taken: set[fx.Node]) -> None:
+        target = op.kernel.target
+        if not taken.isdisjoint(region.nodes):
+            return
+        bindings = self.match(target, region)
+        if bindings is None:
+            return
+        reason = outside_domain(target, bindings) or unsafe(region) or _different_outputs(op, region)
+        order = None if reason else plan_order(graph, region)
+        if reason or order is None:
+            self.log.refuse(target, reason or "its inputs and users are interleaved with in-place operations")
+            return
+        replace(graph, op, region, order)
+        taken.update(region.nodes)
+        self.log.apply(target)
+
+
+def outside_domain(target: Target, bindings: Mapping[str, int]) -> str:
+    """Why these sizes are not ones the kernel was verified for, or "".
+
+    Fixed dims were compared by `match`. A named dim may take any size up to the largest one of the captured runs: the
+    judge checks ragged sizes below it. A symbolic size is outside, because nobody can promise what it will be.
+    """
+    for name, size in bindings.items():
+        if not isinstance(size, int):
+            return f"size {name} is symbolic"
+        largest = max((int(known.get(name, 0)) for known in target.bindings), default=0)
+        if not 1 <= size <= largest:
+            return f"size {name}={size} is outside the verified domain 1..{largest}"
+    return ""
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake value that the capture left on a node, or None."""
+    return next((node.meta[key] for key in META_KEYS if key in node.meta), None)
+
+
+def unsafe(region: RegionLike) -> str:
+    """Why replacing this region could change what the model means, or "": a second look after `find_regions`."""
+    border = [value_of(node) for node in (*region.inputs, *region.outputs)]
+    if not all(isinstance(value, torch.Tensor) for value in border):
+        return "a border value is not a tensor"
+    if any(not isinstance(size, int) for value in border for size in (*value.shape, *value.stride())):
+        return "a border size is symbolic"
+    inside = set(region.nodes)
+    readers = {node for node in region.nodes if any(user not in inside for user in node.users)}
+    if not readers <= set(region.outputs):
+        return "a value inside is read outside"
+    if any(may_mutate(node) for node in region.nodes):
+        return "it mutates a tensor"
+    seen = {_storage(value) for value in border[: len(region.inputs)]}
+    for value in border[len(region.inputs) :]:
+        if _storage(value) in seen:
+            return "an output shares memory with an input or another output"
+        seen.add(_storage(value))
+    return ""
+
+
+def _storage(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)  # noqa: SLF001 - the only identity a fake storage has
+
+
+def may_mutate(node: fx.Node) -> bool:
+    """Whether a node may write to a tensor; unknown kinds count as yes."""
+    if node.op in {"placeholder", "get_attr", "output"}:
+        return False
+    if node.op == "call_method":
+        name = str(node.target)
+        return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+    if node.op != "call_function":
+        return True
+    if isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - FX targets are of this class
+        return node.target._schema.is_mutable  # noqa: SLF001 - the schema has no public name
+    if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001 - as above
+        return True
+    name = getattr(node.target, "__name__", str(node.target))
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    return in_place or node.kwargs.get("out") is not None or bool(node.kwargs.get("inplace"))
+
+
+_IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"}) | {
+    "iand",
+    "ior",
+    "ixor",
+    "ilshift",
+    "irshift",
+}
+
+
+def _different_outputs(op: KernelOp, region: RegionLike) -> str:
+    """Why the op would not return what the region returns here, in shape, dtype, device or stride, or ""."""
+    inputs = [value_of(node) for node in region.inputs]
+    expected = [value_of(node) for node in region.outputs]
+    mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
+    if mode is None:
+        return "the graph carries no fake values"
+    with mode, torch.no_grad():
+        result = op.inference(*inputs)
+    given = [result] if isinstance(result, torch.Tensor) else list(result)
+    for index, (mine, theirs) in enumerate(zip(given, expected, strict=True)):
+        if _layout(mine) != _layout(theirs):
+            return f"output {index} would be {_layout(mine)} where the model has {_layout(theirs)}"
+    return ""
+
+
+def _layout(value: torch.Tensor) -> tuple[object, ...]:
+    """Shape, strides of dims that have one, dtype and device."""
+    strides = tuple(stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
+    return tuple(value.shape), strides, value.dtype, str(value.device)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Where the op goes: before `before`, after `moved` has been moved behind it, in this order."""
+
+    before: fx.Node
+    moved: tuple[fx.Node, ...]
+
+
+def plan_order(graph: fx.Graph, region: RegionLike) -> Order | None:
+    """A place for the op after all inputs and before all users; None when only reordering a mutation would make one.
+
+    A convex region may have an early user that stands before a late input. Such users (and what hangs on them) move
+    behind the op, unless something in between may write to a tensor.
+    """
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    inside = set(region.nodes)
+    users = {user for node in region.outputs for user in node.users if user not in inside}
+    last_input = max((position[node] for node in region.inputs), default=-1)
+    first_user = min((position[node] for node in users), default=len(position))
+    nodes = list(graph.nodes)
+    if first_user > last_input:
+        return Order(nodes[first_user] if first_user < len(nodes) else region.nodes[-1], ())
+    span = nodes[first_user : last_input + 1]
+    if any(may_mutate(node) for node in span if node not in inside):
+        return None
+    moving = set(users)
+    for node in span:
+        if any(source in moving for source in node.all_input_nodes):
+            moving.add(node)
+    if any(node in moving for node in region.inputs):
+        return None  # not convex: an input depends on an output
+    return Order(nodes[last_input + 1], tuple(node for node in span if node in moving and node not in inside))
+
+
+def replace(graph: fx.Graph, op: KernelOp, region: RegionLike, order: Order) -> None:
+    """Put the op in the region's place and erase the region."""
+    inside = set(region.nodes)
+    values = [value_of(node) for node in region.outputs]
+    target = op.training if _needs_gradient(region) else op.inference
+    with graph.inserting_before(_outside(order.before, inside)):
+        call = graph.call_function(target, tuple(region.inputs))
+        results = [call]
+        if len(values) > 1:
+            results = [graph.call_function(operator.getitem, (call, index)) for index in range(len(values))]
+    call.meta = dict(region.outputs[0].meta)
+    if len(values) > 1:
+        call.meta["example_value"] = tuple(values)
+    for old, new in zip(region.outputs, results, strict=True):
+        new.meta = dict(old.meta) if new is not call or len(values) == 1 else new.meta
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
+    anchor = results[-1]
+    for node in order.moved:
+        anchor.append(node)
+        anchor = node
+    for node in reversed(region.nodes):
+        graph.erase_node(node)
+
+
+def _outside(node: fx.Node, inside: Iterable[fx.Node]) -> fx.Node:
+    while node in inside:
+        node = node.next
+    return node
+
+
+def _needs_gradient(region: RegionLike) -> bool:
+    return torch.is_grad_enabled() and any(value_of(node).requires_grad for node in region.inputs)
