@@ -1,0 +1,242 @@
+"""The memory that a judge and its worker share: the judge chooses every offset, writes inputs, reads output bytes.
+
+On the CPU it is a sealed memfd mapped by both; on a GPU one raw device allocation passed by CUDA IPC, not taken from
+torch's caching allocator, so that nothing else is exported. Does not protect the contents from the worker: a worker
+can write anywhere in the arena at any time, which is why the judge hashes its inputs and compares output values.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.errors import MachineError
+
+POISON = 0xFF  # NaN in every floating dtype, -1 in signed integers
+CPU_ALIGNMENT = 64
+CUDA_ALIGNMENT = 512
+CUDA_GRANULE = 2 << 20  # cudaMalloc carves 2 MiB blocks and IPC exports whole blocks
+GAP_STEPS = 256
+SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW: a truncated file would SIGBUS the judge
+DIGEST_CHUNK = 1 << 24
+
+
+class ArenaFull(MachineError):  # noqa: N818 - names read as what happened
+    """The tensors of one check do not fit into the arena."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor lies in an arena: `nbytes` is its storage extent, `stride` counts elements."""
+
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of storage from the first to the last one that a tensor touches; 0 when it is empty."""
+    if any(size == 0 for size in shape):
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements, as torch gives them."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
+    return tuple(strides)
+
+
+class Arena:
+    """One shared region of `nbytes`; raises MachineError when the machine cannot give it."""
+
+    def __init__(self, device: str, nbytes: int) -> None:
+        self.device = torch.device(device)
+        self._region: _Memfd | _DeviceMemory
+        if self.device.type == "cpu":
+            self._region, self._alignment = _Memfd(nbytes), CPU_ALIGNMENT
+        else:
+            self._region, self._alignment = _DeviceMemory(self.device, nbytes), CUDA_ALIGNMENT
+        self.nbytes = self._region.nbytes
+        self._salt = secrets.randbits(62) | 1
+        self._cursor = 0
+        self.reset()
+
+    def place(self, tensor: torch.Tensor) -> Slot:
+        """Copy a tensor in, strides (transposed, stepped, expanded) kept, at a fresh random aligned offset."""
+        count = extent(tensor.shape, tensor.stride())
+        slot = self._slot(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+        if count:
+            flat = tensor.detach().as_strided((count,), (1,), tensor.storage_offset())
+            self._flat(slot).view(tensor.dtype).copy_(flat)
+        return slot
+
+    def reserve(self, shape: Sequence[int], dtype: str | torch.dtype, stride: Sequence[int] | None = None) -> Slot:
+        """Room for an output, poisoned; contiguous unless `stride` is given."""
+        kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        slot = self._slot(tuple(shape), kind, tuple(stride) if stride is not None else contiguous_stride(shape))
+        self.poison(slot)
+        return slot
+
+    def tensor(self, slot: Slot) -> torch.Tensor:
+        """The judge's view of a slot (no copy; it changes when the worker writes)."""
+        kind: torch.dtype = getattr(torch, slot.dtype)
+        if slot.nbytes == 0:
+            return torch.empty_strided(slot.shape, slot.stride, dtype=kind, device=self.device)
+        return self._flat(slot).view(kind).as_strided(slot.shape, slot.stride)
+
+    def poison(self, slot: Slot) -> None:
+        """Overwrite a slot with bytes that are NaN in every floating dtype."""
+        if slot.nbytes:
+            self._flat(slot).fill_(POISON)
+
+    def digest(self, slot: Slot) -> bytes:
+        """A hash of all bytes of a slot's storage extent; comparable only within this arena."""
+        if slot.nbytes == 0:
+            return b""
+        flat = self._flat(slot)
+        if self.device.type == "cpu":
+            return hashlib.blake2b(memoryview(flat.numpy().data), digest_size=16).digest()
+        return _device_digest(flat, self._salt)
+
+    def reset(self) -> None:
+        """Forget all slots; the next ones start at another offset."""
+        self._cursor = self._gap()
+
+    def close(self) -> None:
+        """Give the memory back; views of it must not be used afterwards."""
+        self._region.close()
+
+    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+        """What a worker needs to map the arena: a JSON-ready description and descriptors to pass along."""
+        return self._region.invitation()
+
+    def _gap(self) -> int:
+        room = max(1, min(GAP_STEPS, self.nbytes // (64 * self._alignment)))
+        return secrets.randbelow(room) * self._alignment
+
+    def _slot(self, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...]) -> Slot:
+        nbytes = extent(shape, stride) * dtype.itemsize
+        offset = self._cursor + self._gap()
+        if offset + nbytes > self.nbytes:
+            offset = self._cursor
+        if offset + nbytes > self.nbytes:
+            raise ArenaFull(f"no room for {nbytes} bytes beside the {offset} used of an arena of {self.nbytes}")
+        self._cursor = -(-(offset + nbytes) // self._alignment) * self._alignment
+        return Slot(offset, nbytes, str(dtype).removeprefix("torch."), shape, stride)
+
+    def _flat(self, slot: Slot) -> torch.Tensor:
+        return self._region.bytes(slot.offset, slot.nbytes)
+
+
+class _Memfd:
+    """Anonymous shared memory whose size nobody can change."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._fd = os.memfd_create("overnight-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, self.nbytes)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
+            self._map = mmap.mmap(self._fd, self.nbytes)
+        except OSError as error:
+            os.close(self._fd)
+            raise MachineError(f"cannot map {self.nbytes} bytes of shared memory: {error}") from error
+
+    def bytes(self, offset: int, nbytes: int) -> torch.Tensor:
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=nbytes, offset=offset)
+
+    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+        return {"kind": "memfd", "nbytes": self.nbytes}, [self._fd]
+
+    def close(self) -> None:
+        # The mapping itself goes when the last tensor view of it does: unmapping under a view would crash the judge.
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+class _DeviceMemory:
+    """One cudaMalloc of whole IPC granules, exported by handle."""
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self._device = device
+        self.nbytes = -(-max(nbytes, 1) // CUDA_GRANULE) * CUDA_GRANULE
+        self._runtime = load_cuda_runtime()
+        self._pointer = ctypes.c_void_p()
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # makes the primary context current before the raw calls
+            self._check(self._runtime.cudaMalloc(ctypes.byref(self._pointer), ctypes.c_size_t(self.nbytes)), "malloc")
+            handle = _IpcHandle()
+            self._check(self._runtime.cudaIpcGetMemHandle(ctypes.byref(handle), self._pointer), "IPC export")
+        self._handle = ctypes.string_at(ctypes.byref(handle), 64)
+
+    def bytes(self, offset: int, nbytes: int) -> torch.Tensor:
+        assert self._pointer.value is not None
+        return torch.as_tensor(_Span(self._pointer.value + offset, nbytes), device=self._device)
+
+    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+        index = self._device.index if self._device.index is not None else torch.cuda.current_device()
+        return {"kind": "cuda", "nbytes": self.nbytes, "handle": self._handle.hex(), "index": index}, []
+
+    def close(self) -> None:
+        if self._pointer.value is not None:
+            with torch.cuda.device(self._device):
+                torch.cuda.synchronize()
+                self._check(self._runtime.cudaFree(self._pointer), "free")
+            self._pointer = ctypes.c_void_p()
+
+    def _check(self, code: int, what: str) -> None:
+        if code:
+            raise MachineError(f"CUDA {what} of {self.nbytes} bytes failed with error {code}")
+
+
+class _Span:
+    """Raw device bytes, offered to torch through the CUDA array interface."""
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 2,
+        }
+
+
+def load_cuda_runtime() -> ctypes.CDLL:
+    """The CUDA runtime that torch itself has loaded; raises MachineError when there is none."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if "/libcudart" in path:
+            return ctypes.CDLL(path)
+    raise MachineError("torch has not loaded libcudart; install a CUDA build of torch")
+
+
+def _device_digest(flat: torch.Tensor, salt: int) -> bytes:
+    """Sum of salted, position-weighted words modulo 2^64, computed on the device in chunks."""
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    whole = flat.numel() // 4 * 4
+    words, rest = flat[:whole].view(torch.int32), flat[whole:]
+    for part in (words, rest):
+        for start in range(0, part.numel(), DIGEST_CHUNK):
+            piece = part[start : start + DIGEST_CHUNK].to(torch.int64)
+            weight = (torch.arange(start, start + piece.numel(), device=flat.device) * 2 + 1) * salt
+            weight = weight ^ (weight >> 29)
+            total = total * 31 + ((piece + 1) * (weight | 1)).sum()
+    return int(total.item()).to_bytes(8, "little", signed=True)

@@ -1,0 +1,1 @@
+"""The untrusted side: plain scripts that import neither harness nor agent; loaded by path."""

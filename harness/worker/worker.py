@@ -1,0 +1,387 @@
+"""What runs inside an untrusted worker: loads one kernel file, calls it on shared memory, answers in JSON frames.
+
+Everything it answers is a claim: the judge reads output bytes itself, hashes inputs itself and owns the clock.
+"""
+
+import ctypes
+import importlib.util
+import io
+import mmap
+import os
+import resource
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import frames
+
+MAX_TEXT = 8000
+WARM_UP_CALLS = 3
+
+Kernel = Callable[..., Any]
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+class SharedMemory:
+    """The worker's view of the arena."""
+
+    def __init__(self, body: dict[str, Any], descriptors: Sequence[int]) -> None:
+        self.nbytes: int = body["nbytes"]
+        self._base = 0
+        if body["kind"] == "memfd":
+            self.device = torch.device("cpu")
+            self._map = mmap.mmap(descriptors[0], self.nbytes)
+            os.close(descriptors[0])
+        else:
+            self.device = torch.device("cuda", body["index"])
+            self._base = _open_ipc(bytes.fromhex(body["handle"]), self.device)
+
+    def tensor(self, slot: dict[str, Any]) -> torch.Tensor:
+        """A tensor over a slot, with a storage of its own that ends where the slot does."""
+        kind = getattr(torch, slot["dtype"])
+        if slot["nbytes"] == 0:
+            return torch.empty_strided(slot["shape"], slot["stride"], dtype=kind, device=self.device)
+        return self.bytes(slot).view(kind).as_strided(slot["shape"], slot["stride"])
+
+    def bytes(self, slot: dict[str, Any]) -> torch.Tensor:
+        """The raw bytes of a slot."""
+        if self.device.type == "cpu":
+            return torch.frombuffer(self._map, dtype=torch.uint8, count=slot["nbytes"], offset=slot["offset"])
+        return torch.as_tensor(_Span(self._base + slot["offset"], slot["nbytes"]), device=self.device)
+
+
+class _Span:
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 2}
+
+
+def _open_ipc(handle: bytes, device: torch.device) -> int:
+    torch.cuda.set_device(device)
+    torch.empty(1, device=device)
+    runtime = next(
+        ctypes.CDLL(line.split(maxsplit=5)[-1])
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "/libcudart" in line
+    )
+    runtime.cudaIpcOpenMemHandle.argtypes = [ctypes.POINTER(ctypes.c_void_p), _IpcHandle, ctypes.c_uint]
+    pointer = ctypes.c_void_p()
+    code = runtime.cudaIpcOpenMemHandle(ctypes.byref(pointer), _IpcHandle.from_buffer_copy(handle), 1)
+    if code or pointer.value is None:
+        raise RuntimeError(f"cudaIpcOpenMemHandle failed with error {code}")
+    return pointer.value
+
+
+@dataclass
+class Prepared:
+    """One call made ready: real tensors, constants, and what the last run returned."""
+
+    tensors: list[torch.Tensor]
+    run: Callable[[], Any]
+    result: Any = None
+
+
+class Worker:
+    """The state of one worker between frames."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.scratch: str = request["scratch"]
+        self.memory: SharedMemory | None = None
+        self.kernel: Kernel | None = None
+        self.execution = "plain"
+        self.prepared: list[Prepared] = []
+        self.graph: Any = None
+        self._bound: dict[Any, Kernel] = {}
+        self._libraries: list[Any] = []
+
+    def attach(self, body: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
+        """Map the arena; on a GPU this makes the CUDA context."""
+        self.memory = SharedMemory(body, descriptors)
+        return {}
+
+    def load(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Write the source into the scratch folder and import it as a fresh module."""
+        name = f"kernel_{os.getpid()}"
+        path = Path(self.scratch, f"{name}.py")
+        path.write_text(body["source"], encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        self.execution = body["execution"]
+        entry = getattr(module, body["entry"], None)
+        if not callable(entry):
+            raise AttributeError(f"the file defines no function {body['entry']}")
+        self.kernel = entry
+        return {}
+
+    def call(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One call; its outputs copied into the slots that the judge named."""
+        prepared = self._prepare(body, len(body["outputs"]))
+        prepared.result = prepared.run()
+        self._synchronize()
+        return self._deliver(prepared, body["outputs"])
+
+    def prepare(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Make the calls of the timed runs ready; on a GPU warm up and capture them all in one graph."""
+        self.graph = None
+        self.prepared = [self._prepare(call, call["results"]) for call in body["calls"]]
+        for _ in range(WARM_UP_CALLS):
+            self._run_all()
+        self._synchronize()
+        reason = ""
+        if self._cuda():
+            reason = self._capture()
+        return {"graphed": self.graph is not None, "reason": reason}
+
+    def time(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Run all prepared calls `repeats` times; on a GPU with events around each repeat."""
+        if not self._cuda():
+            for _ in range(body["repeats"]):
+                self._run_all()
+            return {"device_seconds": None}
+        pairs = []
+        run = self.graph.replay if self.graph is not None else self._run_all
+        for _ in range(body["repeats"]):
+            if body["flush"]:
+                self._flush_cache()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            pairs.append((begin, end))
+        torch.cuda.synchronize()
+        return {"device_seconds": sum(begin.elapsed_time(end) for begin, end in pairs) / 1e3}
+
+    def collect(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Copy what the last timed run of one prepared call returned."""
+        return self._deliver(self.prepared[body["index"]], body["outputs"])
+
+    def _run_all(self) -> None:
+        for prepared in self.prepared:
+            prepared.result = prepared.run()
+
+    def _capture(self) -> str:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._run_all()
+        except Exception as error:
+            # A kernel that synchronises or allocates by itself cannot be captured: it is timed launch by launch.
+            torch.cuda.synchronize()
+            self._run_all()
+            return _clipped(f"{type(error).__name__}: {error}")
+        self.graph = graph
+        graph.replay()
+        torch.cuda.synchronize()
+        return ""
+
+    def _flush_cache(self) -> None:
+        if not hasattr(self, "_flusher"):
+            size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+            self._flusher = torch.empty(2 * size, dtype=torch.uint8, device="cuda")
+        self._flusher.zero_()
+
+    def _prepare(self, body: dict[str, Any], results: int) -> Prepared:
+        assert self.memory is not None
+        tensors = [self.memory.tensor(slot) for slot in body["inputs"]]
+        function = self._bind(tensors, body["positional"], body["constants"], results)
+        return Prepared(tensors, lambda: function(*tensors))
+
+    def _bind(
+        self, tensors: list[torch.Tensor], positional: list[Any], constants: dict[str, Any], results: int
+    ) -> Kernel:
+        """The entry in the asked execution, constants bound, taking tensors alone."""
+        kernel = self.kernel
+        assert kernel is not None
+        key: tuple[Any, ...] = (len(tensors), repr(positional), repr(constants), results)
+        if self.execution == "compile":
+            key += tuple((tensor.dtype, tuple(tensor.shape), tensor.stride()) for tensor in tensors)
+        if key in self._bound:
+            return self._bound[key]
+
+        bound: Kernel = kernel
+        if positional or constants:
+
+            def bound(*args: torch.Tensor) -> Any:
+                return kernel(*args, *positional, **constants)
+
+        if self.execution == "op":
+            bound = self._as_op(bound, len(tensors), results)
+        elif self.execution == "compile":
+            bound = _compiled(bound, tensors)
+        self._bound[key] = bound
+        return bound
+
+    def _as_op(self, function: Kernel, arguments: int, results: int) -> Kernel:
+        """A real operator of the dispatcher, as the spliced model calls it (4-6 µs)."""
+        library = torch.library.Library(f"overnight_{len(self._libraries)}_{os.getpid()}", "DEF")
+        self._libraries.append(library)
+        taken = ", ".join(f"Tensor a{index}" for index in range(arguments))
+        given = "Tensor" if results == 1 else "(" + ", ".join(["Tensor"] * results) + ")"
+        library.define(f"kernel({taken}) -> {given}")
+        library.impl("kernel", function, "CUDA" if self._cuda() else "CPU")
+        operator: Kernel = getattr(torch.ops, library.ns).kernel.default
+        return operator
+
+    def _cuda(self) -> bool:
+        return self.memory is not None and self.memory.device.type == "cuda"
+
+    def _synchronize(self) -> None:
+        if self._cuda():
+            torch.cuda.synchronize()
+
+    def _deliver(self, prepared: Prepared, slots: list[dict[str, Any]]) -> dict[str, Any]:
+        result = prepared.result
+        leaves = list(result) if isinstance(result, tuple | list) else [result]
+        storages = [_span(tensor) for tensor in prepared.tensors]
+        reports = []
+        for index, leaf in enumerate(leaves[:64]):
+            report = _describe(leaf, storages)
+            if index < len(slots) and report.get("tensor"):
+                report["copied"] = self._copy(leaf, slots[index])
+            reports.append(report)
+        self._synchronize()
+        return {"outputs": reports, "count": len(leaves), "structure": type(result).__name__, **self._usage()}
+
+    def _copy(self, leaf: torch.Tensor, slot: dict[str, Any]) -> bool:
+        assert self.memory is not None
+        nbytes = leaf.numel() * leaf.element_size()
+        if nbytes > slot["nbytes"] or leaf.device.type != self.memory.device.type or leaf.layout != torch.strided:
+            return False
+        if nbytes:
+            target = self.memory.bytes(slot)[:nbytes].view(leaf.dtype).view(leaf.shape)
+            target.copy_(leaf.detach())
+        return True
+
+    def _usage(self) -> dict[str, Any]:
+        if self._cuda():
+            return {"peak_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
+        return {"peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _describe(leaf: Any, storages: list[tuple[int, int]]) -> dict[str, Any]:
+    kind = type(leaf)
+    name = "torch.Tensor" if kind is torch.Tensor else f"{kind.__module__}.{kind.__qualname__}"
+    report: dict[str, Any] = {"type_name": name[:200], "tensor": kind is torch.Tensor, "copied": False}
+    if kind is not torch.Tensor:
+        return report
+    report["device"] = leaf.device.type
+    report["dtype"] = str(leaf.dtype).removeprefix("torch.")
+    report["shape"] = list(leaf.shape)
+    if leaf.layout is not torch.strided:
+        return {**report, "tensor": False, "type_name": f"torch.Tensor[{leaf.layout}]"}
+    begin, end = _span(leaf)
+    report.update(
+        stride=list(leaf.stride()),
+        storage_offset=leaf.storage_offset(),
+        storage_nbytes=end - begin,
+        aliases_input=any(begin < high and low < end for low, high in storages),
+    )
+    return report
+
+
+def _compiled(function: Kernel, tensors: list[torch.Tensor]) -> Kernel:
+    """`torch.compile` of a function for these tensors, called without Dynamo's guards where that is possible."""
+    from torch._inductor.compile_fx import compile_fx
+
+    captured: list[Kernel] = []
+    seen: dict[str, Any] = {}
+
+    def backend(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Kernel:
+        artefact: Any = compile_fx(graph, examples)
+        captured.append(artefact)
+
+        def record(*args: Any) -> Any:
+            results = artefact(*args)
+            seen.update(args=args, results=results)
+            return results
+
+        return record
+
+    torch.compiler.reset()
+    guarded: Kernel = torch.compile(function, backend=backend, dynamic=False)
+    result = guarded(*tensors)
+    direct = _without_guards(captured, seen, tensors, result)
+    return direct if direct is not None else guarded
+
+
+def _without_guards(
+    captured: list[Kernel], seen: dict[str, Any], tensors: list[torch.Tensor], result: Any
+) -> Kernel | None:
+    """The compiled artefact itself, its arguments and results put into the function's own order."""
+    if len(captured) != 1 or not seen:
+        return None
+    order = [_index_of(argument, tensors) for argument in seen["args"]]
+    results = list(seen["results"]) if isinstance(seen["results"], tuple | list) else [seen["results"]]
+    leaves = list(result) if isinstance(result, tuple | list) else [result]
+    places = [_index_of(leaf, results) for leaf in leaves]
+    if None in order or None in places:
+        return None
+    artefact = captured[0]
+    if isinstance(result, tuple | list):
+        return lambda *args: tuple(_pick(artefact(*[args[index] for index in order]), places))  # type: ignore[index]
+    return lambda *args: artefact(*[args[index] for index in order])[places[0]]  # type: ignore[index]
+
+
+def _index_of(value: Any, values: Sequence[Any]) -> int | None:
+    return next((index for index, other in enumerate(values) if other is value), None)
+
+
+def _pick(values: Sequence[Any], places: list[int | None]) -> list[Any]:
+    return [values[place] for place in places if place is not None]
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT // 2] + "\n...\n" + text[-MAX_TEXT // 2 :]
+
+
+def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any]]) -> None:
+    """Answer the judge's frames until it closes the channel. The top frame of a worker: every failure is told."""
+    torch.set_grad_enabled(False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    if request["threads"] is not None:
+        torch.set_num_threads(request["threads"])
+    frames.send(channel, {"layers": layers})
+    worker = Worker(request)
+    verbs = {verb: getattr(worker, verb) for verb in ("load", "call", "prepare", "time", "collect")}
+    while True:
+        received = frames.receive_with_descriptors(channel)
+        if received is None:
+            return
+        body, descriptors = received
+        try:
+            verb = body["verb"]
+            answer = worker.attach(body, descriptors) if verb == "attach" else verbs[verb](body)
+        except BaseException as error:
+            answer = _failure(error)
+        frames.send(channel, answer)
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    text = _clipped("".join(traceback.format_exception(error, limit=-20)))
+    return {"raised": type(error).__name__[:200], "message": _clipped(_message(error)), "trace": text, "memory": memory}
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as nested:
+        return f"(its text raised {type(nested).__name__})"
