@@ -1,0 +1,239 @@
+"""Residual add and LayerNorm in one pass over the rows on the CPU: returns the sum and the normed sum."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+TUNABLES = {"PARALLEL_MIN": [16384, 4096, 65536], "UNROLL": [4, 2, 8]}
+PARALLEL_MIN = TUNABLES["PARALLEL_MIN"][0]  # elements from which the rows are shared among threads
+UNROLL = TUNABLES["UNROLL"][0]  # vectors in flight per pass
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+// Vectors of W floats in GCC's portable extension: AVX-512, AVX2, else 128 bits (SSE2, NEON).
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+static inline vf fill(float s) { return s - (vf){}; }
+static inline vf load(const float* p) { vf v; memcpy(&v, p, sizeof v); return v; }
+static inline void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
+static inline vf load(const bf16* p) {
+    vh h; memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+static inline void store(bf16* p, vf v) {  // round to nearest even; NaN stays NaN
+    vu u = (vu)v, r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    vh h = __builtin_convertvector((v == v) ? r : (vu){} + 0x7fc0u, vh);
+    memcpy(p, &h, sizeof h);
+}
+static inline vf load(const f16* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    vf v;
+    for (int i = 0; i < W; i++) { _Float16 h; memcpy(&h, p + i, 2); v[i] = (float)h; }
+    return v;
+#endif
+}
+static inline void store(f16* p, vf v) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__AVX2__) && defined(__F16C__)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+    for (int i = 0; i < W; i++) { _Float16 h = (_Float16)v[i]; memcpy(p + i, &h, 2); }
+#endif
+}
+// The ragged end of a row: n < W elements, the other lanes read as `rest`.
+template <class T> static inline vf load_tail(const T* p, int64_t n, float rest) {
+    T buffer[W]; memset(buffer, 0, sizeof buffer); memcpy(buffer, p, n * sizeof(T));
+    vf v = load(buffer);
+    for (int i = n; i < W; i++) v[i] = rest;
+    return v;
+}
+template <class T> static inline void store_tail(T* p, int64_t n, vf v) {
+    T buffer[W]; store(buffer, v); memcpy(p, buffer, n * sizeof(T));
+}
+static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never depends on scheduling
+    float t[W]; store(t, v);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) t[i] += t[i + half];
+    return t[0];
+}
+// Sums per block of 4096 columns in float32, over blocks in double; the order never depends on the threads.
+template <class T>
+static double block_sum(const T* x, int64_t n) {
+    vf part[UNROLL] = {};
+    int64_t i = 0;
+    for (; i + UNROLL * W <= n; i += UNROLL * W)
+        for (int u = 0; u < UNROLL; u++) part[u] += load(x + i + u * W);
+    for (; i + W <= n; i += W) part[0] += load(x + i);
+    if (i < n) part[0] += load_tail(x + i, n - i, 0);
+    for (int u = 1; u < UNROLL; u++) part[0] += part[u];
+    return sum_lanes(part[0]);
+}
+template <class T>
+static double row_mean(const T* x, int64_t cols) {
+    double sum = 0;
+    for (int64_t i = 0; i < cols; i += 4096) sum += block_sum(x + i, cols - i < 4096 ? cols - i : 4096);
+    return sum / cols;
+}
+// Mean of (x - mean)²: a second pass over a row that is in the cache, so that a large mean costs no digits.
+template <class T>
+static double row_variance(const T* x, int64_t cols, float mean) {
+    double sum = 0;
+    for (int64_t start = 0; start < cols; start += 4096) {
+        const int64_t end = start + 4096 < cols ? start + 4096 : cols;
+        vf part[UNROLL] = {};
+        int64_t i = start;
+        for (; i + UNROLL * W <= end; i += UNROLL * W)
+            for (int u = 0; u < UNROLL; u++) {
+                vf v = load(x + i + u * W) - mean;
+                part[u] += v * v;
+            }
+        for (; i + W <= end; i += W) {
+            vf v = load(x + i) - mean;
+            part[0] += v * v;
+        }
+        if (i < end) {
+            vf v = load_tail(x + i, end - i, mean) - mean;
+            part[0] += v * v;
+        }
+        for (int u = 1; u < UNROLL; u++) part[0] += part[u];
+        sum += sum_lanes(part[0]);
+    }
+    return sum / cols;
+}
+template <class T>
+static void add_row(const T* a, const T* b, T* sum, int64_t cols) {
+    int64_t i = 0;
+    for (; i + W <= cols; i += W) store(sum + i, load(a + i) + load(b + i));
+    if (const int64_t n = cols - i; n > 0) store_tail(sum + i, n, load_tail(a + i, n, 0) + load_tail(b + i, n, 0));
+}
+
+// The sum is rounded to T before it is normed, as two separate operations would. sum may be y: then only y is wanted.
+template <class T>
+static void add_layernorm(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* y, int64_t rows,
+                          int64_t cols, double eps) {
+    #pragma omp parallel for schedule(static) if (rows * cols >= PARALLEL_MIN && rows > 1)
+    for (int64_t r = 0; r < rows; r++) {
+        T* row = sum + r * cols;
+        T* to = y + r * cols;
+        add_row(x + r * cols, residual + r * cols, row, cols);
+        const float mean = (float)row_mean(row, cols);
+        const float scale = (float)(1.0 / std::sqrt(row_variance(row, cols, mean) + eps));
+        int64_t i = 0;
+        for (; i + W <= cols; i += W)
+            store(to + i, (load(row + i) - mean) * scale * load(weight + i) + load(bias + i));
+        if (const int64_t n = cols - i; n > 0) {
+            vf v = (load_tail(row + i, n, 0) - mean) * scale;
+            store_tail(to + i, n, v * load_tail(weight + i, n, 0) + load_tail(bias + i, n, 0));
+        }
+    }
+}
+
+#define EXPORT(T, name) \
+    extern "C" void name(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* y, int64_t rows, \
+                         int64_t cols, double eps) { \
+        add_layernorm(x, residual, weight, bias, sum, y, rows, cols, eps); \
+    }
+EXPORT(float, add_layernorm_float32)
+EXPORT(bf16, add_layernorm_bfloat16)
+EXPORT(f16, add_layernorm_float16)
+"""
+
+
+def build(source, **constants):
+    """Compile `source` once per machine, source and constants, and load it; raises RuntimeError without g++."""
+    macros = [f"-D{name}={value}" for name, value in sorted(constants.items())]
+    native = "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
+    command = ["g++", "-std=c++17", "-O3", native, "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", *macros]
+    key = hashlib.sha256("\0".join([*command, source]).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / f"overnight-cpp-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to another user: set TMPDIR to a folder of your own")
+    library = folder / f"{key}.so"
+    if not library.exists():
+        handle, fresh = tempfile.mkstemp(suffix=".so", dir=folder)
+        os.close(handle)
+        command += ["-x", "c++", "-", "-o", fresh]
+        try:
+            result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            raise RuntimeError("g++ is not installed: the C++ kernels need it (apt install g++)") from error
+        if result.returncode:
+            raise RuntimeError(f"g++ failed:\n{result.stderr[-4000:]}")
+        Path(fresh).replace(library)
+    return ctypes.CDLL(str(library))  # after `import torch`, so that both share one OpenMP runtime
+
+
+LIBRARY = build(SOURCE, PARALLEL_MIN=PARALLEL_MIN, UNROLL=UNROLL)
+ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+
+
+def entries(name, arguments):
+    """The C function `name` for every dtype; `arguments` spells pointers (p), integers (i) and doubles (d)."""
+    table = {}
+    for dtype in DTYPES:
+        function = getattr(LIBRARY, f"{name}_{dtype}")
+        function.argtypes = [ARGUMENTS[code] for code in arguments]
+        function.restype = None
+        table[getattr(torch, dtype)] = function
+    return table
+
+
+ADD_LAYERNORM = entries("add_layernorm", "ppppppiid")
+
+
+def kernel_fn(x, residual, weight, bias, eps=1e-5, *, keep_sum=True):
+    """The sum x + residual [..., cols] and its LayerNorm (`weight`, `bias` [cols]); keep_sum False: the norm alone."""
+    cols = weight.numel()
+    if x.shape[-1] != cols or bias.numel() != cols or x.shape != residual.shape:
+        raise ValueError(
+            f"add_layernorm: x {tuple(x.shape)}, residual {tuple(residual.shape)}, weight {cols} do not fit"
+        )
+    if not x.dtype == residual.dtype == weight.dtype == bias.dtype:
+        raise TypeError(f"add_layernorm: one dtype is needed, x is {x.dtype}, the others differ")
+    x, residual, weight, bias = x.contiguous(), residual.contiguous(), weight.contiguous(), bias.contiguous()
+    y = torch.empty_like(x)
+    total = torch.empty_like(x) if keep_sum else y
+    if count := x.numel():
+        ADD_LAYERNORM[x.dtype](
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            bias.data_ptr(),
+            total.data_ptr(),
+            y.data_ptr(),
+            count // cols,
+            cols,
+            eps,
+        )
+    return (total, y) if keep_sum else y

@@ -1,0 +1,230 @@
+"""SiLU(gate) times up on the CPU in one pass; gate and up may be the two halves of one tensor."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+TUNABLES = {"PARALLEL_MIN": [8192, 2048, 32768], "UNROLL": [2, 1, 4]}
+PARALLEL_MIN = TUNABLES["PARALLEL_MIN"][0]  # elements from which the rows are shared among threads
+UNROLL = TUNABLES["UNROLL"][0]  # vectors in flight
+
+SOURCE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+// Vectors of W floats in GCC's portable extension: AVX-512, AVX2, else 128 bits (SSE2, NEON).
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+static inline vf fill(float s) { return s - (vf){}; }
+static inline vf load(const float* p) { vf v; memcpy(&v, p, sizeof v); return v; }
+static inline void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
+static inline vf load(const bf16* p) {
+    vh h; memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+static inline void store(bf16* p, vf v) {  // round to nearest even; NaN stays NaN
+    vu u = (vu)v, r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    vh h = __builtin_convertvector((v == v) ? r : (vu){} + 0x7fc0u, vh);
+    memcpy(p, &h, sizeof h);
+}
+static inline vf load(const f16* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    vf v;
+    for (int i = 0; i < W; i++) { _Float16 h; memcpy(&h, p + i, 2); v[i] = (float)h; }
+    return v;
+#endif
+}
+static inline void store(f16* p, vf v) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__AVX2__) && defined(__F16C__)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+    for (int i = 0; i < W; i++) { _Float16 h = (_Float16)v[i]; memcpy(p + i, &h, 2); }
+#endif
+}
+// The ragged end of a row: n < W elements, the other lanes read as `rest`.
+template <class T> static inline vf load_tail(const T* p, int64_t n, float rest) {
+    T buffer[W]; memset(buffer, 0, sizeof buffer); memcpy(buffer, p, n * sizeof(T));
+    vf v = load(buffer);
+    for (int i = n; i < W; i++) v[i] = rest;
+    return v;
+}
+template <class T> static inline void store_tail(T* p, int64_t n, vf v) {
+    T buffer[W]; store(buffer, v); memcpy(p, buffer, n * sizeof(T));
+}
+static inline vf larger(vf a, vf b) {  // b where a lane of either is NaN
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+static inline float max_lanes(vf v) {
+    float t[W]; store(t, v);
+    for (int i = 1; i < W; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
+    return t[0];
+}
+static inline vf smaller(vf a, vf b) {  // b where a lane of either is NaN
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+// e^x within 1 ulp or so: x = n·ln2 + r, a minimax polynomial of degree 6 on |r| <= ln2/2 (3e-9 relative), times 2^n.
+// Overflows to inf, fades through the subnormals to 0, keeps NaN.
+static inline vf vexp(vf x) {
+    x = smaller(fill(89.0f), larger(fill(-104.0f), x));
+    vf n = x * 1.44269504f + 12582912.0f - 12582912.0f;  // round to nearest by the mantissa's last bit
+    vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vf p = r * 0.0013814601115882397f + 0.008368716575205326f;
+    p = p * r + 0.04166838899254799f;
+    p = p * r + 0.1666652113199234f;
+    p = p * r + 0.4999999403953552f;
+    p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    vi k = __builtin_convertvector((n == n) ? n : fill(0.0f), vi), half = k >> 1;  // 2^n alone can overflow: two steps
+    return p * (vf)((half + 127) << 23) * (vf)((k - half + 127) << 23);
+#endif
+}
+static inline vf silu(vf x) { return x / (1.0f + vexp(-x)); }
+
+// Rows of gate and up lie gate_pitch and up_pitch elements apart, those of y are dense.
+template <class T>
+static void silu_mul(const T* gate, const T* up, T* y, int64_t rows, int64_t cols, int64_t gate_pitch,
+                     int64_t up_pitch) {
+    constexpr int64_t BLOCK = 2048;
+    const int64_t blocks = (cols + BLOCK - 1) / BLOCK;
+    #pragma omp parallel for schedule(static) if (rows * cols >= PARALLEL_MIN)
+    for (int64_t task = 0; task < rows * blocks; task++) {
+        const int64_t r = task / blocks, start = task % blocks * BLOCK;
+        const int64_t n = cols - start < BLOCK ? cols - start : BLOCK;
+        const T* g = gate + r * gate_pitch + start;
+        const T* u = up + r * up_pitch + start;
+        T* to = y + r * cols + start;
+        int64_t i = 0;
+        for (; i + UNROLL * W <= n; i += UNROLL * W)
+            for (int k = 0; k < UNROLL; k++) store(to + i + k * W, silu(load(g + i + k * W)) * load(u + i + k * W));
+        for (; i < n; i += W) {
+            const int64_t left = n - i < W ? n - i : W;
+            store_tail(to + i, left, silu(load_tail(g + i, left, 0)) * load_tail(u + i, left, 0));
+        }
+    }
+}
+
+#define EXPORT(T, name) \
+    extern "C" void name(const T* gate, const T* up, T* y, int64_t rows, int64_t cols, int64_t gate_pitch, \
+                         int64_t up_pitch) { \
+        silu_mul(gate, up, y, rows, cols, gate_pitch, up_pitch); \
+    }
+EXPORT(float, silu_mul_float32)
+EXPORT(bf16, silu_mul_bfloat16)
+EXPORT(f16, silu_mul_float16)
+"""
+
+
+def build(source, **constants):
+    """Compile `source` once per machine, source and constants, and load it; raises RuntimeError without g++."""
+    macros = [f"-D{name}={value}" for name, value in sorted(constants.items())]
+    native = "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
+    command = ["g++", "-std=c++17", "-O3", native, "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", *macros]
+    key = hashlib.sha256("\0".join([*command, source]).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / f"overnight-cpp-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to another user: set TMPDIR to a folder of your own")
+    library = folder / f"{key}.so"
+    if not library.exists():
+        handle, fresh = tempfile.mkstemp(suffix=".so", dir=folder)
+        os.close(handle)
+        command += ["-x", "c++", "-", "-o", fresh]
+        try:
+            result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            raise RuntimeError("g++ is not installed: the C++ kernels need it (apt install g++)") from error
+        if result.returncode:
+            raise RuntimeError(f"g++ failed:\n{result.stderr[-4000:]}")
+        Path(fresh).replace(library)
+    return ctypes.CDLL(str(library))  # after `import torch`, so that both share one OpenMP runtime
+
+
+LIBRARY = build(SOURCE, PARALLEL_MIN=PARALLEL_MIN, UNROLL=UNROLL)
+ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+
+
+def entries(name, arguments):
+    """The C function `name` for every dtype; `arguments` spells pointers (p), integers (i) and doubles (d)."""
+    table = {}
+    for dtype in DTYPES:
+        function = getattr(LIBRARY, f"{name}_{dtype}")
+        function.argtypes = [ARGUMENTS[code] for code in arguments]
+        function.restype = None
+        table[getattr(torch, dtype)] = function
+    return table
+
+
+SILU_MUL = entries("silu_mul", "pppiiii")
+
+
+def row_pitch(x):
+    """Elements from one row of `x` [..., cols] to the next when it reads as evenly spaced dense rows, else None."""
+    if x.dim() < 2 or x.stride(-1) != 1:
+        return None
+    pitch, expected = x.stride(-2), x.stride(-2) * x.shape[-2]
+    for size, stride in zip(x.shape[-3::-1], x.stride()[-3::-1], strict=True):
+        if size != 1 and stride != expected:
+            return None
+        expected *= size
+    return pitch
+
+
+def kernel_fn(gate, up):
+    """SiLU(gate)·up for two tensors of one shape [..., cols], contiguous; row-strided halves are read in place."""
+    if gate.shape != up.shape or gate.dtype != up.dtype:
+        raise ValueError(f"silu_mul: gate {gate.dtype} {tuple(gate.shape)} and up {up.dtype} {tuple(up.shape)} differ")
+    y = torch.empty(gate.shape, dtype=gate.dtype)
+    if gate.is_contiguous() and up.is_contiguous():
+        SILU_MUL[gate.dtype](gate.data_ptr(), up.data_ptr(), y.data_ptr(), 1, count := y.numel(), count, count)
+        return y
+    if (gate_pitch := row_pitch(gate)) is None:
+        gate, gate_pitch = gate.contiguous(), gate.shape[-1]
+    if (up_pitch := row_pitch(up)) is None:
+        up, up_pitch = up.contiguous(), up.shape[-1]
+    if count := y.numel():
+        cols = y.shape[-1]
+        SILU_MUL[y.dtype](gate.data_ptr(), up.data_ptr(), y.data_ptr(), count // cols, cols, gate_pitch, up_pitch)
+    return y
