@@ -107,16 +107,15 @@ class Splicer:
 def outside_domain(target: Target, bindings: Mapping[str, int]) -> str:
     """Why these sizes are not ones the kernel was verified for, or "".
 
-    Fixed dims were compared by `match`. A named dim may take any size up to the largest one of the captured runs: the
-    judge checks ragged sizes below it. A symbolic size is outside, because nobody can promise what it will be.
+    Fixed dims were compared by `match`; named ones must together be one of `Target.bindings`, which is where the judge
+    checked the kernel. A symbolic size is outside, because nobody can promise what it will be.
     """
-    for name, size in bindings.items():
-        if not isinstance(size, int):
-            return f"size {name} is symbolic"
-        largest = max((int(known.get(name, 0)) for known in target.bindings), default=0)
-        if not 1 <= size <= largest:
-            return f"size {name}={size} is outside the verified domain 1..{largest}"
-    return ""
+    if any(not isinstance(size, int) for size in bindings.values()):
+        return "a size is symbolic"
+    if any(all(known.get(name) == size for name, size in bindings.items()) for known in target.bindings):
+        return ""
+    sizes = ", ".join(f"{name}={size}" for name, size in bindings.items())
+    return f"the kernel was not verified at {sizes}" if bindings else ""
 
 
 def value_of(node: fx.Node) -> Any:
