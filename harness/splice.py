@@ -36,6 +36,15 @@ class RegionLike(Protocol):
         """Its nodes that others read, in the order of `Target.outputs`."""
 
 
+@dataclass(frozen=True)
+class Site:
+    """A region whose inputs are the nodes that stand in the graph now, earlier replacements included."""
+
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
 Finder = Callable[[fx.GraphModule], Sequence[RegionLike]]
 Matcher = Callable[[Target, RegionLike], Mapping[str, int] | None]
 
@@ -82,26 +91,42 @@ class Splicer:
         self.log.graphs += 1
         regions = list(self.find(module))
         taken: set[fx.Node] = set()
-        for op in sorted(self.ops, key=lambda op: not op.kernel.target.members):
-            for region in regions:
-                self._consider(graph, op, region, taken)
+        standing: dict[fx.Node, fx.Node] = {}
+        for op, region, bindings in self._matches(regions):
+            if taken.isdisjoint(region.nodes) and self._try(graph, op, region, bindings, standing):
+                taken.update(region.nodes)
         graph.lint()
 
-    def _consider(self, graph: fx.Graph, op: KernelOp, region: RegionLike, taken: set[fx.Node]) -> None:
+    def _matches(self, regions: Sequence[RegionLike]) -> list[tuple[KernelOp, RegionLike, Mapping[str, int]]]:
+        """All candidates in order of preference, found before the graph changes: a pattern reads the nodes' arguments."""
+        found = []
+        for op in sorted(self.ops, key=lambda op: not op.kernel.target.members):
+            for region in regions:
+                bindings = self.match(op.kernel.target, region)
+                if bindings is not None:
+                    found.append((op, region, bindings))
+        return found
+
+    def _try(
+        self,
+        graph: fx.Graph,
+        op: KernelOp,
+        region: RegionLike,
+        bindings: Mapping[str, int],
+        standing: dict[fx.Node, fx.Node],
+    ) -> bool:
+        """Replace one region unless something speaks against it; `standing` maps replaced outputs to their results."""
         target = op.kernel.target
-        if not taken.isdisjoint(region.nodes):
-            return
-        bindings = self.match(target, region)
-        if bindings is None:
-            return
-        reason = outside_domain(target, bindings) or unsafe(region) or _different_outputs(op, region)
-        order = None if reason else plan_order(graph, region)
-        if reason or order is None:
+        inputs = tuple(standing.get(node, node) for node in region.inputs)
+        site = Site(tuple(region.nodes), inputs, tuple(region.outputs))
+        reason = outside_domain(target, bindings) or unsafe(site) or _different_outputs(op, site)
+        order = None if reason else plan_order(graph, site)
+        if order is None:
             self.log.refuse(target, reason or "its inputs and users are interleaved with in-place operations")
-            return
-        replace(graph, op, region, order)
-        taken.update(region.nodes)
+            return False
+        standing.update(zip(site.outputs, replace(graph, op, site, order), strict=True))
         self.log.apply(target)
+        return True
 
 
 def outside_domain(target: Target, bindings: Mapping[str, int]) -> str:
@@ -123,7 +148,7 @@ def value_of(node: fx.Node) -> Any:
     return next((node.meta[key] for key in META_KEYS if key in node.meta), None)
 
 
-def unsafe(region: RegionLike) -> str:
+def unsafe(region: Site) -> str:
     """Why replacing this region could change what the model means, or "": a second look after `find_regions`."""
     border = [value_of(node) for node in (*region.inputs, *region.outputs)]
     if not all(isinstance(value, torch.Tensor) for value in border):
@@ -175,7 +200,7 @@ _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv
 }
 
 
-def _different_outputs(op: KernelOp, region: RegionLike) -> str:
+def _different_outputs(op: KernelOp, region: Site) -> str:
     """Why the op would not return what the region returns here, in shape, dtype, device or stride, or ""."""
     inputs = [value_of(node) for node in region.inputs]
     expected = [value_of(node) for node in region.outputs]
@@ -205,7 +230,7 @@ class Order:
     moved: tuple[fx.Node, ...]
 
 
-def plan_order(graph: fx.Graph, region: RegionLike) -> Order | None:
+def plan_order(graph: fx.Graph, region: Site) -> Order | None:
     """A place for the op after all inputs and before all users; None when only reordering a mutation would make one.
 
     A convex region may have an early user that stands before a late input. Such users (and what hangs on them) move
@@ -231,8 +256,8 @@ def plan_order(graph: fx.Graph, region: RegionLike) -> Order | None:
     return Order(nodes[last_input + 1], tuple(node for node in span if node in moving and node not in inside))
 
 
-def replace(graph: fx.Graph, op: KernelOp, region: RegionLike, order: Order) -> None:
-    """Put the op in the region's place and erase the region."""
+def replace(graph: fx.Graph, op: KernelOp, region: Site, order: Order) -> list[fx.Node]:
+    """Put the op in the region's place, erase the region, and give the nodes that stand for its outputs."""
     inside = set(region.nodes)
     values = [value_of(node) for node in region.outputs]
     target = op.training if _needs_gradient(region) else op.inference
@@ -253,6 +278,7 @@ def replace(graph: fx.Graph, op: KernelOp, region: RegionLike, order: Order) -> 
         anchor = node
     for node in reversed(region.nodes):
         graph.erase_node(node)
+    return results
 
 
 def _outside(node: fx.Node, inside: Iterable[fx.Node]) -> fx.Node:
@@ -261,5 +287,5 @@ def _outside(node: fx.Node, inside: Iterable[fx.Node]) -> fx.Node:
     return node
 
 
-def _needs_gradient(region: RegionLike) -> bool:
+def _needs_gradient(region: Site) -> bool:
     return torch.is_grad_enabled() and any(value_of(node).requires_grad for node in region.inputs)
