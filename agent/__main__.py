@@ -11,7 +11,8 @@ def main() -> None:
     """Keep only our own checkout and what was installed on the search path, then hand over to the command line."""
     package_root = Path(__file__).resolve().parent.parent
     here = Path.cwd()
-    rest = [entry for entry in sys.path[1:] if entry and Path(entry).resolve() not in {package_root, here}]
+    entries = sys.path if sys.flags.safe_path else sys.path[1:]  # without -P or -I the first is the current folder
+    rest = [entry for entry in entries if entry and Path(entry).resolve() not in {package_root, here}]
     sys.path[:] = [str(package_root), *rest]
     from agent.cli import main as command_line
 

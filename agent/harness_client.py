@@ -28,6 +28,7 @@ Record = TypeVar("Record")
 StopCheck = Callable[[], bool]
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+HARNESS_ENTRY = PACKAGE_ROOT / "harness" / "__main__.py"
 SECRET_NAME = re.compile(r"API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|PRIVATE_KEY", re.IGNORECASE)
 # Without these, glibc's heap trimming makes one eager CPU op take 0.2 or 2.7 ms by chance.
 STEADY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
@@ -43,7 +44,15 @@ class HarnessDiedError(MachineError):
 class HarnessProcess:
     """One process of one role (`judge`, `profile`, `verify`, `device`), answering one request at a time."""
 
-    def __init__(self, role: str, log: Path, *, workspace: Path, stop: StopCheck = lambda: False) -> None:
+    def __init__(
+        self,
+        role: str,
+        log: Path,
+        *,
+        workspace: Path,
+        stop: StopCheck = lambda: False,
+        entry: Path = HARNESS_ENTRY,
+    ) -> None:
         self.role = role
         self.log = log
         self._stop = stop
@@ -55,7 +64,7 @@ class HarnessProcess:
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-u", str(PACKAGE_ROOT / "harness" / "__main__.py"), role],
+                    [sys.executable, "-I", "-u", str(entry), role],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -166,21 +175,19 @@ class HarnessProcess:
 
 
 def search_path(entries: Sequence[str], *, workspace: Path, with_user_code: bool) -> list[str]:
-    """The import path of a harness process: ours first, then what is installed, the user's folders last or not at all.
+    """The import path of a harness process: ours first, then what is installed, then folders inside the workspace.
+
+    The working folder and the workspace itself come last, and only where the user's model is loaded (`with_user_code`).
 
     A user's folder called agent, harness, torch or profile can therefore never stand in for ours or the library's.
     """
-    installed, users = [], []
-    for entry in dict.fromkeys(entries):
-        path = Path(entry or ".").resolve()
-        if path == PACKAGE_ROOT:
-            continue
-        if entry and (_is_installed(path) or not (path == Path.cwd() or path.is_relative_to(workspace))):
-            installed.append(str(path))
-        else:
-            users.append(str(path))
-    last = dict.fromkeys([*users, str(Path.cwd()), str(workspace)]) if with_user_code else {}
-    return [str(PACKAGE_ROOT), *installed, *(path for path in last if path != str(PACKAGE_ROOT))]
+    working = (Path.cwd(), workspace)
+    paths = [Path(entry).resolve() for entry in dict.fromkeys(entries) if entry]
+    paths = [path for path in paths if path != PACKAGE_ROOT and path not in working]
+    inside = [path for path in paths if path.is_relative_to(workspace) and not _is_installed(path)]
+    installed = [path for path in paths if path not in inside]
+    last = [path for path in working if path != PACKAGE_ROOT] if with_user_code else []
+    return list(dict.fromkeys(map(str, [PACKAGE_ROOT, *installed, *inside, *last])))
 
 
 def _is_installed(path: Path) -> bool:

@@ -64,6 +64,14 @@ def workspace_root(folder: Path) -> Path:
         return folder.resolve()
 
 
+@dataclass(frozen=True)
+class Fate:
+    """What became of an experiment in git; `taken_out` is the reason of its revert commit."""
+
+    commit: str
+    taken_out: str | None
+
+
 class SessionBranch:
     """The branch `overnight/NAME` and its worktree; the only thing of Overnight's that writes to git."""
 
@@ -143,13 +151,48 @@ class SessionBranch:
         self.revert(path)
         return reverted
 
-    def commit_of(self, experiment: int) -> str | None:
-        """The keep commit of an experiment, found by its trailer; None when it was not committed or taken out again."""
-        found = self._git("log", "--format=%H", f"--grep=^Experiment: {experiment}$", self.branch).split()
+    def fate(self, experiment: int) -> "Fate | None":
+        """What git knows of an experiment: its keep commit, found by the trailer, and why it was taken out again."""
+        found = self._git("log", "-1", "--format=%H", f"--grep=^Experiment: {experiment}$", self.branch)
         if not found:
             return None
-        taken_out = self._git("log", "--format=%H", f"--grep=^This reverts commit {found[0]}", self.branch)
-        return None if taken_out else found[0]
+        reverts = self._git("log", "-1", "--format=%b", f"--grep=^This reverts commit {found}", self.branch)
+        return Fate(found, reverts.strip().split("\n")[-1] if reverts else None)
+
+    def check_tip(self, expected: str | None, last_experiment: int) -> list[str]:
+        """Refuse a branch that somebody moved; bring back one that was deleted. Returns what was repaired.
+
+        Beyond `expected` only the commits of the last experiment may stand: a kill came between commit and journal.
+        """
+        tip = self.tip()
+        if expected is None or tip == expected:
+            return []
+        if tip is None:
+            self._git("update-ref", f"refs/heads/{self.branch}", expected)
+            return [f"branch {self.branch} was gone and is back at {expected[:12]}"]
+        ours = set(self._git("log", "--format=%H", f"--grep=^Experiment: {last_experiment}$", self.branch).split())
+        beyond = set(self._git("rev-list", f"{expected}..{tip}").split())
+        reverts = {
+            revert
+            for keep in ours
+            for revert in self._git("log", "--format=%H", f"--grep=^This reverts commit {keep}", self.branch).split()
+        }
+        if self._git("merge-base", expected, tip) == expected and beyond <= ours | reverts:
+            return []
+        raise InputError(
+            f"Branch {self.branch} was moved from {expected[:12]} to {tip[:12]}: put it back with"
+            f" `git branch -f {self.branch} {expected[:12]}`, or start a new session."
+        )
+
+    def check_not_checked_out(self) -> None:
+        """Refuse to move a branch that somebody has checked out elsewhere; raises InputError."""
+        places = self._git("worktree", "list", "--porcelain").split("\n\n")
+        for place in places:
+            lines = place.splitlines()
+            elsewhere = lines and Path(lines[0].removeprefix("worktree ")).resolve() != self.worktree.resolve()
+            if elsewhere and f"branch refs/heads/{self.branch}" in lines and "prunable" not in place:
+                where = lines[0].removeprefix("worktree ")
+                raise InputError(f"{where} has {self.branch} checked out: switch it to another branch first.")
 
     def _commit(self, path: str, blob: str | None, message: str) -> str:
         tip = self.tip()

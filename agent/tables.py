@@ -1,5 +1,6 @@
 """What people read in the terminal: the ranking, a verdict, the whole model against its alternatives."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.records import ModeMeasurement, ProfileReport, StageStatus, Target, Verdict, VerifyReport
@@ -126,3 +127,17 @@ def _mode_row(mode: ModeMeasurement, ours: float | None) -> tuple[str, ...]:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}"
+
+
+def print_results(console: "Console", rows: Sequence[Mapping[str, int | float | str | None]]) -> None:
+    """The columns of results.tsv that fit a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(header_style="bold")
+    shown = ("experiment", "status", "target", "latency_us", "speedup_vs_pytorch", "speedup_vs_best", "description")
+    for name in shown:
+        table.add_column(name, justify="left" if name in {"status", "target", "description"} else "right")
+    for row in rows:
+        table.add_row(*(escape("" if row[name] is None else str(row[name])) for name in shown))
+    console.print(table)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import OursError
-from agent.harness_client import HarnessProcess, StopCheck
+from agent.harness_client import HARNESS_ENTRY, HarnessProcess, StopCheck
 from harness.records import (
     JudgeRequest,
     ModelSpec,
@@ -34,10 +34,11 @@ class Harness:
     log: Path
     stop: StopCheck
     on_event: EventSink
+    entry: Path = HARNESS_ENTRY
 
     def start(self, role: str) -> HarnessProcess:
         """A fresh process of that role."""
-        return HarnessProcess(role, self.log, workspace=self.workspace, stop=self.stop)
+        return HarnessProcess(role, self.log, workspace=self.workspace, stop=self.stop, entry=self.entry)
 
     def profile(self, model: ModelSpec, folder: Path) -> ProfileReport:
         """Profile in a process of its own; targets are written below `folder`."""

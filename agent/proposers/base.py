@@ -1,12 +1,14 @@
 """The one seam to whoever has ideas: a brief in, a proposal out."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
-from agent.records import Brief, Proposal
+from agent.records import Brief, Experiment, Proposal
+from harness.records import Target
 
 
 class Proposer(Protocol):
-    """Anything that turns a brief into one candidate. Deterministic ones resume where they were from `brief.attempts`."""
+    """Anything that turns a brief into one candidate. Deterministic ones resume from `brief.attempts`."""
 
     @property
     def name(self) -> str:
@@ -15,4 +17,13 @@ class Proposer(Protocol):
 
     def propose(self, brief: Brief) -> Proposal:
         """Propose one edit. Raises agent.errors.ProviderError when it cannot go on (the session stops resumably)."""
+        ...
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """A proposer with an order of its own (replay): it also chooses the target, instead of the ranking."""
+
+    def next_target(self, targets: Sequence[Target], experiments: Sequence[Experiment]) -> Target | None:
+        """Which of `targets` (in ranking order) its next candidate is for; None when it has none left."""
         ...

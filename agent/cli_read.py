@@ -1,0 +1,132 @@
+"""`init`, `doctor` and the readers: `status`, `logs`, `results`, `report`."""
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent.cli_options import Json, SessionArgument, console, harness_in, print_json
+
+SETTINGS = """\
+# Settings of Overnight; flags win over them. Every line is optional.
+# proposer: playbook
+# library_calls: allow      # or forbid: kernels must do the work themselves
+# budget: {hours: 8}
+"""
+
+
+def init() -> None:
+    """Make the few files that Overnight reads here: program.md, overnight.yaml, results.tsv."""
+    from agent.harness_client import PACKAGE_ROOT
+    from agent.repository import workspace_root
+    from agent.results import HEADER
+
+    root = workspace_root(Path.cwd())
+    guidance = PACKAGE_ROOT / "program.md"
+    contents = {
+        "program.md": guidance.read_text(encoding="utf-8") if guidance.exists() else "# Guidance for proposers\n",
+        "overnight.yaml": SETTINGS,
+        "results.tsv": HEADER + "\n",
+    }
+    for name, text in contents.items():
+        exists = (root / name).exists()
+        if not exists:
+            (root / name).write_text(text, encoding="utf-8")
+        print(f"{name}: {'is there already' if exists else 'made'}")
+
+
+def doctor(*, as_json: Json = False) -> None:
+    """Say what this machine offers: versions, compilers, devices, and which sandbox layers are active."""
+    from agent.doctor import examine
+    from agent.verbs import scratch_folder
+
+    with scratch_folder() as folder:
+        findings = examine(harness_in(folder))
+    if as_json:
+        print_json(findings)
+        return
+    for name, value in findings.items():
+        words = ", ".join(value) if isinstance(value, list) else str(value)
+        console().print(f"{name:<16} {words or 'none'}", highlight=False, markup=False)
+
+
+def status(name: SessionArgument = None, *, as_json: Json = False) -> None:
+    """Say how a session stands."""
+    from agent.places import find_session
+    from agent.report import status_of
+    from agent.repository import workspace_root
+
+    state = status_of(find_session(workspace_root(Path.cwd()), name))
+    if as_json:
+        print_json(state.data())
+    else:
+        print("\n".join(state.lines()))
+
+
+def logs(
+    name: SessionArgument = None,
+    *,
+    lines: Annotated[int, typer.Option("-n", "--lines", help="How many of the last lines.")] = 100,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the session ends.")] = False,
+) -> None:
+    """Print what a session and its harness processes wrote."""
+    import time
+
+    from agent.lock import running
+    from agent.places import find_session
+    from agent.repository import workspace_root
+
+    places = find_session(workspace_root(Path.cwd()), name)
+    places.log.touch()
+    with places.log.open(encoding="utf-8", errors="replace") as log:
+        sys.stdout.writelines(log.readlines()[-lines:])
+        while follow and running(places.lock):
+            sys.stdout.writelines(log.readlines())
+            sys.stdout.flush()
+            time.sleep(0.5)
+
+
+def results(
+    name: SessionArgument = None,
+    *,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Remake results.tsv from the journals.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the morning file, of one session or all of them."""
+    from agent import results as file
+    from agent.places import SessionPlaces, sessions
+    from agent.report import rows_of
+    from agent.repository import workspace_root
+    from agent.tables import print_results
+
+    root = workspace_root(Path.cwd())
+    path = root / "results.tsv"
+    if rebuild:
+        known = sessions(root)
+        rows = [row for one in known for row in rows_of(SessionPlaces(root, one))]
+        file.rebuild(path, rows, known)
+        print(f"{path}: {len(rows)} rows from {len(known)} sessions", file=sys.stderr)
+    chosen = [row for row in file.read(path) if name is None or row["session"] == name]
+    if as_json:
+        print_json(chosen)
+    else:
+        print_results(console(), chosen)
+
+
+def report(name: SessionArgument = None, *, as_json: Json = False) -> None:
+    """Write report.md of a session below `.overnight/NAME/` and print it."""
+    from agent.journal import Journal
+    from agent.places import find_session, write_whole
+    from agent.report import markdown, status_of
+    from agent.repository import workspace_root
+
+    places = find_session(workspace_root(Path.cwd()), name)
+    with closing(Journal(places.journal)) as journal:
+        text = markdown(places, journal)
+    write_whole(places.folder / "report.md", text)
+    if as_json:
+        print_json({**status_of(places).data(), "report": str(places.folder / "report.md")})
+    else:
+        print(text)

@@ -1,0 +1,231 @@
+"""`run`, `resume`, `stop` and `verify`: commands that work on a session."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agent.cli_options import (
+    Device,
+    Dtype,
+    Inputs,
+    InputShape,
+    Json,
+    ModelArgs,
+    ModelArgument,
+    SessionArgument,
+    Weights,
+    console,
+    harness_in,
+    print_json,
+    spec_of,
+)
+
+if TYPE_CHECKING:
+    from agent.places import SessionPlaces
+    from agent.session import Options
+    from harness.records import VerifyReport
+
+STOP_PATIENCE_S = 30.0
+
+Hours = Annotated[str | None, typer.Option(help="Active hours over all resumes; +2 adds two.")]
+Experiments = Annotated[str | None, typer.Option(help="Experiments over all resumes; +10 adds ten.")]
+Dollars = Annotated[str | None, typer.Option(help="Dollars for language models.")]
+Tokens = Annotated[str | None, typer.Option(help="Tokens of language models.")]
+Calls = Annotated[str | None, typer.Option(help="Calls of language models.")]
+ProposerOption = Annotated[str | None, typer.Option("--proposer", help="playbook or replay:DIR.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Run in the background; see status, logs, stop.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings instead of overnight.yaml.")]
+
+
+def run(
+    model: ModelArgument,
+    *,
+    name: Annotated[str | None, typer.Option(help="The session's name; default the model's, then -2, -3.")] = None,
+    hours: Hours = None,
+    experiments: Experiments = None,
+    dollars: Dollars = None,
+    tokens: Tokens = None,
+    calls: Calls = None,
+    proposer: ProposerOption = None,
+    library_calls: Annotated[str | None, typer.Option(help="allow or forbid.")] = None,
+    config: ConfigFile = None,
+    detach: Detach = False,
+    weights: Weights = None,
+    model_args: ModelArgs = None,
+    inputs: Inputs = None,
+    input_shape: InputShape = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Profile a model, then propose, judge and keep kernels until the budget is used; verify the model at the end."""
+    from agent import runner
+    from agent.cli_measure import choice
+    from agent.config import load_config
+    from agent.machine import default_device
+    from agent.places import SessionPlaces
+    from agent.repository import workspace_root
+    from agent.session import Options, create
+    from harness.records import LibraryPolicy
+
+    root = workspace_root(Path.cwd())
+    settings = load_config(root, config)
+    spec = spec_of(model, weights, model_args, inputs, input_shape, device, dtype)
+    spec = replace(spec, device=spec.device or default_device())
+    options = Options(
+        model=spec,
+        device=spec.device or "cpu",
+        proposer=runner.absolute_proposer(proposer or settings.proposer),
+        library_calls=choice(LibraryPolicy, library_calls, "--library-calls") or settings.library_calls,
+        budget=runner.first_budget(settings, _flags(hours, experiments, dollars, tokens, calls)),
+    )
+    runner.check_proposer(options.proposer)
+    places = SessionPlaces(root, _name(root, name, spec))
+    create(root, places.name, options)
+    _go(places, detach=detach)
+
+
+def resume(
+    name: SessionArgument = None,
+    *,
+    hours: Hours = None,
+    experiments: Experiments = None,
+    dollars: Dollars = None,
+    tokens: Tokens = None,
+    calls: Calls = None,
+    proposer: ProposerOption = None,
+    accept_change: Annotated[bool, typer.Option("--accept-change", help="Go on with a changed model.")] = False,
+    detach: Detach = False,
+    in_background: Annotated[bool, typer.Option("--in-background", hidden=True)] = False,
+) -> None:
+    """Go on with a session where it stopped or was cut off."""
+    from agent import runner
+    from agent.budget import amended
+    from agent.places import find_session
+    from agent.repository import workspace_root
+
+    places = find_session(workspace_root(Path.cwd()), name)
+    flags = _flags(hours, experiments, dollars, tokens, calls)
+    if proposer:
+        runner.check_proposer(proposer)
+
+    def change(options: "Options") -> "Options":
+        chosen = runner.absolute_proposer(proposer) if proposer else options.proposer
+        return replace(options, budget=amended(options.budget, flags), proposer=chosen)
+
+    if detach:
+        again = [word for key, value in flags.items() if value is not None for word in (f"--{key}", value)]
+        again += ["--proposer", runner.absolute_proposer(proposer)] if proposer else []
+        _detached(places, again + ["--accept-change"] * accept_change)
+    code = runner.run_session(
+        places, say=_say, show=_show, detached=in_background, change=change, accept_change=accept_change
+    )
+    raise typer.Exit(code)
+
+
+def stop(name: SessionArgument = None) -> None:
+    """Ask a running session to stop; it finishes cleanly and can be resumed."""
+    import os
+    import signal
+
+    from agent.errors import MachineError
+    from agent.lock import running
+    from agent.places import find_session
+    from agent.repository import workspace_root
+
+    places = find_session(workspace_root(Path.cwd()), name)
+    holder = running(places.lock)
+    if holder is None:
+        print(f"session {places.name} is not running")
+        raise typer.Exit(1)
+    os.kill(holder.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_PATIENCE_S
+    while running(places.lock) == holder:
+        if time.monotonic() > deadline:
+            raise MachineError(f"Session {places.name} (pid {holder.pid}) has not stopped in {STOP_PATIENCE_S:.0f} s.")
+        time.sleep(0.1)
+    print(f"session {places.name} has stopped; go on with `overnight resume {places.name}`")
+
+
+def verify(
+    name: SessionArgument = None,
+    *,
+    mode: Annotated[list[str] | None, typer.Option(help="A mode to measure; repeatable; default all.")] = None,
+    bisect: Annotated[bool, typer.Option("--bisect", help="Name the kernel that breaks or slows the model.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure the whole model with the kept kernels against eager, CUDA graph, compile and max-autotune."""
+    from agent.json_reports import VERIFY_MODES, verify_json
+    from agent.places import find_session
+    from agent.repository import workspace_root
+    from agent.session import verify_session
+    from agent.verbs import scratch_folder
+
+    unknown = sorted(set(mode or ()) - set(VERIFY_MODES))
+    if unknown:
+        raise typer.BadParameter(f"--mode {unknown[0]} is not known: use {', '.join(VERIFY_MODES)}.")
+    places = find_session(workspace_root(Path.cwd()), name)
+    with scratch_folder() as folder:
+        modes = tuple(dict.fromkeys(["overnight", "eager", *mode])) if mode else VERIFY_MODES
+        result = verify_session(harness_in(folder), places, modes, bisect=bisect)
+    if as_json:
+        print_json(verify_json(result))
+    else:
+        _show(result)
+    raise typer.Exit(0 if result.outputs_ok and result.faster else 1)
+
+
+def _go(places: "SessionPlaces", *, detach: bool) -> None:
+    from agent import runner
+
+    if detach:
+        _detached(places, [])
+    raise typer.Exit(runner.run_session(places, say=_say, show=_show, detached=False))
+
+
+def _detached(places: "SessionPlaces", arguments: list[str]) -> None:
+    from agent import runner
+
+    pid = runner.detach(places, arguments)
+    print(f"session {places.name} runs in the background (pid {pid}): overnight status, logs or stop {places.name}")
+    raise typer.Exit(0)
+
+
+def _name(root: Path, wanted: str | None, spec: object) -> str:
+    import re
+
+    from agent.errors import InputError
+    from agent.model_spec import session_name
+    from agent.places import next_free_name
+    from harness.records import ModelSpec
+
+    assert isinstance(spec, ModelSpec)
+    if wanted is None:
+        return next_free_name(root, session_name(spec))
+    if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_-]*", wanted):
+        raise InputError(f"--name {wanted} must be made of letters, digits, - and _.")
+    return wanted
+
+
+def _flags(
+    hours: str | None, experiments: str | None, dollars: str | None, tokens: str | None, calls: str | None
+) -> dict[str, str | None]:
+    return {"hours": hours, "experiments": experiments, "dollars": dollars, "tokens": tokens, "calls": calls}
+
+
+def _say(line: str) -> None:
+    """One line of progress, at once; rich colours the status where somebody is looking."""
+    if sys.stdout.isatty():
+        console().print(line, highlight=True, markup=False)
+    else:
+        print(line, flush=True)
+
+
+def _show(report: "VerifyReport") -> None:
+    from agent.tables import print_verify
+
+    print_verify(console(), report)
+    sys.stdout.flush()

@@ -1,0 +1,51 @@
+"""What this machine offers, each line found by asking the thing itself."""
+
+import shutil
+import subprocess
+
+from agent import machine
+from agent.errors import OvernightError
+from agent.verbs import Harness
+
+DEVICE_TIMEOUT_S = 120.0
+Findings = dict[str, str | list[str]]
+
+
+def examine(harness: Harness) -> Findings:
+    """Versions, compilers, devices, the sandbox layers of a judge started here."""
+    packages = {name: machine.package_version(name) for name in ("overnight", "torch", "triton", "litellm")}
+    return {
+        "python": _python(),
+        **packages,
+        "git": _first_line(["git", "--version"]),
+        "g++": _first_line(["g++", "--version"]),
+        "nvcc": _first_line(["nvcc", "--version"]),
+        "cpu": machine.cpu_name(),
+        "gpus": list(machine.gpu_names()),
+        "driver": machine.driver_version(),
+        "default device": machine.default_device(),
+        "sandbox": _sandbox(harness),
+    }
+
+
+def _python() -> str:
+    import sys
+
+    return f"{sys.version.split()[0]} ({sys.executable})"
+
+
+def _first_line(command: list[str]) -> str:
+    if shutil.which(command[0]) is None:
+        return "absent"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.splitlines()[-1 if command[0] == "nvcc" else 0] if done.stdout else f"exit {done.returncode}"
+
+
+def _sandbox(harness: Harness) -> list[str]:
+    """The layers that the judge's workers get here; why there is no judge, when it cannot start."""
+    try:
+        with harness.start("judge") as judge:
+            answer = judge.call("sandbox", {}, dict, timeout_s=DEVICE_TIMEOUT_S)
+    except OvernightError as error:
+        return [f"the judge cannot start: {' '.join(str(error).split())}"]
+    return [str(layer) for layer in answer.get("layers", [])]

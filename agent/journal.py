@@ -1,0 +1,271 @@
+"""The truth about a session: SQLite in WAL mode, one durable transaction for each step of each experiment.
+
+What git and results.tsv say is derived from here. Does not protect against a disk that lies about having synced.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agent.errors import InputError, MachineError
+from agent.records import Candidate, Experiment, ExperimentState, InvalidReply, RowStatus, Usage
+from harness import wire
+from harness.records import Verdict
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS runs (number INTEGER PRIMARY KEY, started_at TEXT NOT NULL, active_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS experiments (
+    number INTEGER PRIMARY KEY, target TEXT NOT NULL, state TEXT NOT NULL, candidate TEXT, reply TEXT, status TEXT,
+    verdict TEXT, commit_id TEXT, started_at TEXT NOT NULL, finished_at TEXT, detail TEXT NOT NULL DEFAULT '',
+    model_ms REAL, model_speedup REAL, judge_s REAL NOT NULL DEFAULT 0,
+    tokens INTEGER NOT NULL DEFAULT 0, cost_usd REAL, calls INTEGER NOT NULL DEFAULT 0
+);
+"""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How an experiment ends: its row's status, and what follows from it."""
+
+    status: RowStatus
+    detail: str = ""
+    commit: str | None = None
+    model_ms: float | None = None
+    model_speedup: float | None = None
+
+
+def now_iso() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Journal:
+    """One session's database; a single writer, the holder of the session's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._migrate()
+        except sqlite3.DatabaseError as error:
+            raise MachineError(f"The journal {path} cannot be opened: {error}.") from error
+        self._finished: list[Experiment] = []
+        self._run: int | None = None
+        self._tick = time.monotonic()
+
+    def close(self) -> None:
+        """Release the database."""
+        self._connection.close()
+
+    def _migrate(self) -> None:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise InputError(
+                f"{self.path} was written by a newer Overnight (journal schema {version}, this one knows"
+                f" {SCHEMA_VERSION}): update Overnight to resume this session."
+            )
+        if version < SCHEMA_VERSION:
+            self._connection.executescript(f"BEGIN;{SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+
+    @contextmanager
+    def _step(self) -> Iterator[sqlite3.Connection]:
+        """One durable transaction; active time is accounted in the same one."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection
+            self._account()
+            self._connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise MachineError(
+                f"The journal {self.path} cannot be written: {error}; free some space, then `overnight resume`."
+            ) from error
+
+    # Experiments, one transition each
+
+    def propose(self, target: str, candidate: Candidate | InvalidReply, *, again: bool = False) -> int:
+        """Open the next experiment with its candidate stored; returns its number. One judged `again` costs nothing."""
+        usage = Usage() if again else candidate.usage
+        stored = candidate if isinstance(candidate, Candidate) else None
+        reply = candidate if isinstance(candidate, InvalidReply) else None
+        with self._step() as connection:
+            (last,) = connection.execute("SELECT COALESCE(MAX(number), 0) FROM experiments").fetchone()
+            connection.execute(
+                "INSERT INTO experiments (number, target, state, candidate, reply, started_at, tokens, cost_usd, calls)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (last + 1, target, ExperimentState.PROPOSED, _text(stored), _text(reply), now_iso(), *_usage(usage)),
+            )
+        return int(last) + 1
+
+    def judged(self, number: int, verdict: Verdict, *, judge_s: float) -> None:
+        """Store the verdict: from here on the candidate is never judged again."""
+        self._advance(
+            number,
+            (ExperimentState.PROPOSED,),
+            ExperimentState.JUDGED,
+            {"verdict": wire.to_json(verdict), "judge_s": judge_s},
+        )
+
+    def decided(self, number: int, decision: Decision) -> None:
+        """Store how it ended; the row of results.tsv follows."""
+        self._advance(
+            number,
+            (ExperimentState.PROPOSED, ExperimentState.JUDGED),
+            ExperimentState.DECIDED,
+            {
+                "status": decision.status,
+                "detail": decision.detail,
+                "commit_id": decision.commit,
+                "model_ms": decision.model_ms,
+                "model_speedup": decision.model_speedup,
+                "finished_at": now_iso(),
+            },
+        )
+
+    def recorded(self, number: int) -> None:
+        """The row is in results.tsv."""
+        self._advance(number, (ExperimentState.DECIDED,), ExperimentState.RECORDED, {})
+
+    def _advance(
+        self,
+        number: int,
+        before: tuple[ExperimentState, ...],
+        after: ExperimentState,
+        values: Mapping[str, str | float | None],
+    ) -> None:
+        names = ", ".join(f"{name} = ?" for name in ("state", *values))
+        marks = ", ".join("?" for _ in before)
+        with self._step() as connection:
+            changed = connection.execute(
+                f"UPDATE experiments SET {names} WHERE number = ? AND state IN ({marks})",  # noqa: S608 - our own names
+                (after, *values.values(), number, *before),
+            )
+            if changed.rowcount != 1:
+                raise AssertionError(f"experiment {number} cannot become {after}")
+
+    # Readers
+
+    def experiments(self) -> tuple[Experiment, ...]:
+        """All experiments in order; recorded ones never change and are parsed once."""
+        query = f"SELECT {', '.join(_COLUMNS)} FROM experiments WHERE number > ? ORDER BY number"  # noqa: S608
+        fresh = [_experiment(row) for row in self._connection.execute(query, (len(self._finished),))]
+        for one in fresh:
+            if one.state is not ExperimentState.RECORDED or one.number != len(self._finished) + 1:
+                break
+            self._finished.append(one)
+        return (*self._finished, *(one for one in fresh if one.number > len(self._finished)))
+
+    def experiment(self, number: int) -> Experiment:
+        """One experiment."""
+        query = f"SELECT {', '.join(_COLUMNS)} FROM experiments WHERE number = ?"  # noqa: S608 - our own names
+        return _experiment(self._connection.execute(query, (number,)).fetchone())
+
+    def invalid_reply(self, number: int) -> InvalidReply | None:
+        """The stored answer of a proposer that was no candidate."""
+        (text,) = self._connection.execute("SELECT reply FROM experiments WHERE number = ?", (number,)).fetchone()
+        return wire.from_json(InvalidReply, text) if text else None
+
+    def judge_seconds(self) -> dict[str, float]:
+        """Mean time of a judgement, seconds, by target."""
+        rows = self._connection.execute(
+            "SELECT target, AVG(judge_s) FROM experiments WHERE judge_s > 0 GROUP BY target"
+        )
+        return dict(rows.fetchall())
+
+    def usage(self) -> Usage:
+        """What all proposals have cost so far; the cost is None once one of unknown price is among them."""
+        query = (
+            "SELECT COALESCE(SUM(tokens), 0), COALESCE(SUM(cost_usd), 0), COALESCE(SUM(calls), 0),"
+            " COALESCE(SUM(cost_usd IS NULL), 0) FROM experiments"
+        )
+        tokens, cost, calls, unpriced = self._connection.execute(query).fetchone()
+        return Usage(int(tokens), None if unpriced else float(cost), int(calls))
+
+    # Notes: small facts of the session by name
+
+    def note(self, name: str) -> str | None:
+        """A stored fact, None when there is none."""
+        row = self._connection.execute("SELECT value FROM notes WHERE name = ?", (name,)).fetchone()
+        return str(row[0]) if row else None
+
+    def set_note(self, name: str, value: str) -> None:
+        """Store a fact."""
+        with self._step() as connection:
+            connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
+
+    # Active time, over all resumes
+
+    def start_run(self) -> None:
+        """From now on time counts."""
+        with self._step() as connection:
+            cursor = connection.execute("INSERT INTO runs (started_at, active_s) VALUES (?, 0)", (now_iso(),))
+        self._run = cursor.lastrowid
+        self._tick = time.monotonic()
+
+    def active_s(self) -> float:
+        """Seconds that the session has been running, over all its runs."""
+        (stored,) = self._connection.execute("SELECT COALESCE(SUM(active_s), 0) FROM runs").fetchone()
+        return float(stored) + (time.monotonic() - self._tick if self._run else 0.0)
+
+    def _account(self) -> None:
+        if self._run:
+            now = time.monotonic()
+            spent, self._tick = now - self._tick, now
+            self._connection.execute("UPDATE runs SET active_s = active_s + ? WHERE number = ?", (spent, self._run))
+
+
+_COLUMNS = (
+    "number",
+    "target",
+    "state",
+    "candidate",
+    "status",
+    "verdict",
+    "commit_id",
+    "started_at",
+    "finished_at",
+    "detail",
+    "model_ms",
+    "model_speedup",
+)
+
+
+def _usage(usage: Usage) -> tuple[int, float | None, int]:
+    return (usage.tokens, usage.cost_usd, usage.calls)
+
+
+def _text(record: object | None) -> str | None:
+    return wire.to_json(record) if record is not None else None
+
+
+def _experiment(row: tuple[object, ...]) -> Experiment:
+    values = dict(zip(_COLUMNS, row, strict=True))
+    candidate, verdict, status = values["candidate"], values["verdict"], values["status"]
+    return Experiment(
+        number=int(str(values["number"])),
+        target=str(values["target"]),
+        state=ExperimentState(str(values["state"])),
+        candidate=wire.from_json(Candidate, str(candidate)) if candidate else None,
+        status=RowStatus(str(status)) if status else None,
+        verdict=wire.from_json(Verdict, str(verdict)) if verdict else None,
+        commit=str(values["commit_id"]) if values["commit_id"] else None,
+        started_at=str(values["started_at"]),
+        finished_at=str(values["finished_at"]) if values["finished_at"] else None,
+        detail=str(values["detail"]),
+        model_ms=_number(values["model_ms"]),
+        model_speedup=_number(values["model_speedup"]),
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(str(value)) if value is not None else None

@@ -1,0 +1,307 @@
+"""The night: propose, judge, keep or revert, record, and measure the model after each keep."""
+
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from agent import policy, ranking
+from agent.errors import InputError, MachineError, OvernightError, StopRequestedError
+from agent.harness_client import HarnessDiedError, HarnessProcess
+from agent.journal import Decision
+from agent.places import write_whole
+from agent.proposers.base import Ordered
+from agent.records import Candidate, Experiment, ExperimentState, InvalidReply, NothingLeft, RowStatus
+from agent.repository import KeepMessage
+from agent.session import Session, kept_kernels, note_tip, open_branch_of, verify_request
+from agent.verbs import JUDGE_TIMEOUT_S
+from harness import wire
+from harness.records import JudgeRequest, Target, Verdict, VerifyReport
+
+QUICK_MODES = ("overnight", "eager", "compile")
+ENVIRONMENT_STREAK = 3
+
+
+class Ending(StrEnum):
+    """How a run ended."""
+
+    BUDGET = "budget reached"
+    STOPPED = "stopped"
+    EXHAUSTED = "nothing left to try"
+    NOTHING = "nothing to optimise"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's end and its one-sentence reason."""
+
+    ending: Ending
+    reason: str
+
+
+def night(session: Session) -> Outcome:
+    """The whole night. Raises MachineError (resumable) when the environment fails, InputError for the user's part."""
+    judge = Judge(session)
+    try:
+        prepare(session)
+        while (reason := session.stop_reason()) is None:
+            proposal = next_proposal(session)
+            if proposal is None:
+                return _exhausted(session)
+            number = open_experiment(session, proposal)
+            if isinstance(proposal, Candidate) and not settle_unjudged(session, number, proposal):
+                examine(session, judge, number, proposal)
+            finish(session, number)
+        return Outcome(Ending.STOPPED if session.harness.stop() else Ending.BUDGET, reason)
+    except StopRequestedError:
+        interrupt(session)
+        return Outcome(Ending.STOPPED, "stopped on request")
+    finally:
+        judge.close()
+
+
+# Before the first experiment
+
+
+def prepare(session: Session) -> None:
+    """Profile once, make the branch ready, and settle what a kill left half done."""
+    session.journal.start_run()
+    if session.report is None:
+        session.say(f"profiling {session.options.model.reference}")
+        session.report = session.harness.profile(session.options.model, session.places.folder)
+        write_whole(session.places.profile, wire.to_json(session.report))
+    open_branch_of(session)
+    reconcile(session)
+
+
+def reconcile(session: Session) -> None:
+    """Close every experiment that a kill left open: cut off ones are marked, judged ones decided, not judged again."""
+    for one in session.journal.experiments():
+        if one.state is ExperimentState.RECORDED:
+            continue
+        if one.state is ExperimentState.PROPOSED and one.candidate:
+            session.store_source(one.number, one.candidate)
+        finish(session, one.number, cut_off=True)
+        outcome = session.journal.experiment(one.number).status
+        again = "; the same candidate is judged again next" if outcome is RowStatus.INTERRUPTED else ""
+        session.say(f"experiment {one.number} was left {one.state} by the run before: now {outcome}{again}")
+
+
+def interrupt(session: Session) -> None:
+    """Mark the experiment that a clean stop cut off; a judged one keeps its verdict and is decided on resume."""
+    for one in session.journal.experiments()[-1:]:
+        if one.state is ExperimentState.PROPOSED:
+            finish(session, one.number, cut_off=True)
+
+
+# One experiment
+
+
+def next_proposal(session: Session) -> Candidate | InvalidReply | None:
+    """What to judge next: the candidate that was cut off, else the proposer's idea for the best target."""
+    interrupted = session.interrupted()
+    if interrupted:
+        return interrupted.candidate
+    while (target := choose_target(session)) is not None:
+        proposal = session.proposer.propose(session.brief(target))
+        if not isinstance(proposal, NothingLeft):
+            return proposal
+        session.parked.add(target.id)
+        session.say(f"{target.id} is parked: {proposal.reason}")
+    return None
+
+
+def choose_target(session: Session) -> Target | None:
+    """The ranking's choice, or that of a proposer with an order of its own (replay)."""
+    experiments = session.journal.experiments()
+    if isinstance(session.proposer, Ordered):
+        return session.proposer.next_target(
+            [target for target in session.targets if target.id not in session.parked], experiments
+        )
+    return ranking.next_target(session.targets, experiments, frozenset(session.parked), session.journal.judge_seconds())
+
+
+def open_experiment(session: Session, proposal: Candidate | InvalidReply) -> int:
+    """Number it, store it, put it into the worktree."""
+    again = session.interrupted() is not None
+    number = session.journal.propose(proposal.target, proposal, again=again)
+    session.store_source(number, proposal)
+    if isinstance(proposal, Candidate):
+        session.branch.write(kernel_path(proposal), proposal.source.encode())
+    return number
+
+
+def settle_unjudged(session: Session, number: int, candidate: Candidate) -> bool:
+    """A candidate that says what an earlier one said costs no judge time; returns whether this was one."""
+    earlier = [one for one in session.journal.experiments() if one.number != number]
+    same = policy.duplicate_of(candidate, earlier)
+    if same:
+        detail = f"the same kernel as experiment {same.number}, which was {same.status}"
+        _decide(session, number, candidate, Decision(RowStatus.DUPLICATE, detail))
+    return same is not None
+
+
+def examine(session: Session, judge: "Judge", number: int, candidate: Candidate) -> None:
+    """Judge it and store the verdict; what the machine or we got wrong is a row `environment`, not a crash."""
+    started = time.monotonic()
+    try:
+        verdict = judge(candidate)
+    except InputError:
+        raise
+    except OvernightError as error:
+        judge.close()
+        _decide(session, number, candidate, Decision(RowStatus.ENVIRONMENT, " ".join(str(error).split())))
+        return
+    session.journal.judged(number, verdict, judge_s=time.monotonic() - started)
+    session.store_verdict(session.journal.experiment(number))
+
+
+def finish(session: Session, number: int, *, cut_off: bool = False) -> None:
+    """Take an experiment from where it stands to its row."""
+    one = session.journal.experiment(number)
+    if one.state is not ExperimentState.DECIDED:
+        _decide(session, number, one.candidate, decision(session, one, cut_off=cut_off))
+    session.record(number)
+    session.say(headline(session.journal.experiment(number)))
+    _stop_when_unwell(session)
+
+
+def decision(session: Session, one: Experiment, *, cut_off: bool) -> Decision:
+    """Keep, revert or set aside."""
+    if one.candidate is None:
+        invalid = session.journal.invalid_reply(one.number)
+        return Decision(RowStatus.INVALID_REPLY, invalid.reason if invalid else "")
+    if one.verdict is None:
+        assert cut_off
+        return Decision(RowStatus.INTERRUPTED, "cut off before its verdict; judged again under the next number")
+    status = policy.row_status(one.verdict)
+    return keep(session, one, one.candidate, one.verdict) if status is RowStatus.KEEP else Decision(status)
+
+
+def keep(session: Session, one: Experiment, candidate: Candidate, verdict: Verdict) -> Decision:
+    """Commit a winner, measure the model, and take it out again when the model is not better off."""
+    fate = session.branch.fate(one.number)
+    if fate and fate.taken_out:
+        return Decision(RowStatus.DISCARD, fate.taken_out)
+    commit = fate.commit if fate else _commit(session, one, candidate, verdict)
+    report, reason = measure_model(session, one)
+    if reason:
+        detail = f"{policy.ISOLATED_ONLY}: {reason}"
+        session.branch.take_out(kernel_path(candidate), commit, detail)
+        return Decision(RowStatus.DISCARD, detail)
+    session.verified = report
+    speedup = report.model_speedup if report else None
+    return Decision(RowStatus.KEEP, "", commit, policy.model_ms(report) if report else None, speedup)
+
+
+def _commit(session: Session, one: Experiment, candidate: Candidate, verdict: Verdict) -> str:
+    assert verdict.timing is not None
+    message = KeepMessage(
+        experiment=one.number,
+        target=candidate.target,
+        speedup=verdict.timing.speedup_vs_best,
+        description=candidate.description,
+        verdict_sha256=session.store_verdict(one),
+    )
+    judged = session.store_source(one.number, candidate)
+    return session.branch.keep(kernel_path(candidate), judged, message)
+
+
+def _decide(session: Session, number: int, candidate: Candidate | None, what: Decision) -> None:
+    """Restore the worktree unless kept, then make the decision durable."""
+    if candidate and what.status is not RowStatus.KEEP:
+        session.branch.revert(kernel_path(candidate))
+    note_tip(session)
+    session.journal.decided(number, what)
+
+
+# Measuring
+
+
+class Judge:
+    """The session's judge process: started with the first candidate, started once again when it dies."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._process: HarnessProcess | None = None
+
+    def __call__(self, candidate: Candidate) -> Verdict:
+        """The verdict. Raises StopRequestedError, MachineError, OursError."""
+        session = self._session
+        incumbent = session.incumbent(candidate.target)
+        tried = [one for one in session.journal.experiments() if one.target == candidate.target and one.verdict]
+        request = JudgeRequest(
+            target=str(session.places.target_file(candidate.target)),
+            source=candidate.source,
+            incumbent=incumbent.source if incumbent else None,
+            device=session.options.device,
+            library_calls=session.options.library_calls,
+            trials=len(tried),
+        )
+        try:
+            return self._call(request)
+        except HarnessDiedError as error:
+            self._session.say(f"the judge is started again: {str(error).splitlines()[0]}")
+            self.close()
+            return self._call(request)
+
+    def _call(self, request: JudgeRequest) -> Verdict:
+        harness = self._session.harness
+        self._process = self._process or harness.start("judge")
+        return self._process.call("judge", request, Verdict, timeout_s=JUDGE_TIMEOUT_S, on_event=harness.on_event)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process:
+            self._process.close()
+            self._process = None
+
+
+def measure_model(session: Session, one: Experiment) -> tuple[VerifyReport | None, str | None]:
+    """The model with everything kept and this one; and why it must go again, or None."""
+    kernels = kept_kernels(session.targets, [*session.journal.experiments(), replace(one, status=RowStatus.KEEP)])
+    if one.target not in kernels:
+        return None, "another choice of disjoint kernels saves more"
+    session.say(f"measuring the model with {len(kernels)} kept kernel{'s' * (len(kernels) > 1)}")
+    try:
+        report = verify(session, kernels, QUICK_MODES)
+    except OvernightError as error:
+        return None, f"the model could not be measured with it: {' '.join(str(error).split())}"
+    return report, policy.isolated_only(one.target, session.verified, report)
+
+
+def verify(session: Session, kernels: dict[str, Candidate], modes: tuple[str, ...]) -> VerifyReport:
+    """Measure the whole model in a process of its own."""
+    return session.harness.verify(verify_request(session.options.model, session.places, kernels, modes))
+
+
+def kernel_path(candidate: Candidate) -> str:
+    """The one path that an experiment may change."""
+    return f"kernels/{candidate.backend}/{candidate.target}.py"
+
+
+# Words
+
+
+def headline(one: Experiment) -> str:
+    """One line for the terminal."""
+    timing = one.verdict.timing if one.verdict else None
+    figures = f"{timing.speedup_vs_best:6.3f}x ({timing.ci_low:.3f} to {timing.ci_high:.3f})" if timing else ""
+    words = one.detail or (one.candidate.description if one.candidate else "")
+    if one.verdict and not one.verdict.accepted:
+        words = one.verdict.detail
+    return f"{one.number:4d}  {one.status or '':<13} {one.target:<28} {figures:<26} {' '.join(words.split())}"[:200]
+
+
+def _exhausted(session: Session) -> Outcome:
+    if session.journal.experiments():
+        return Outcome(Ending.EXHAUSTED, "every target is at its bound, parked or out of ideas")
+    return Outcome(Ending.NOTHING, "the profile shows no target that any kernel could improve")
+
+
+def _stop_when_unwell(session: Session) -> None:
+    """Three environment failures in a row are the machine's: stop instead of writing a night of them."""
+    last = session.journal.experiments()[-ENVIRONMENT_STREAK:]
+    if len(last) == ENVIRONMENT_STREAK and all(one.status is RowStatus.ENVIRONMENT for one in last):
+        verdict = last[-1].verdict
+        detail = verdict.detail if verdict else last[-1].detail
+        raise MachineError(f"{ENVIRONMENT_STREAK} experiments in a row failed because of the machine: {detail}")

@@ -1,0 +1,140 @@
+"""What follows from a verdict and from a measurement of the whole model. Pure."""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations
+
+from agent.records import Candidate, Experiment, RowStatus
+from harness.records import ModeMeasurement, Status, Target, Verdict, VerifyReport
+
+ROW_OF_VERDICT = {
+    Status.KEEP: RowStatus.KEEP,
+    Status.DISCARD: RowStatus.DISCARD,
+    Status.INCORRECT: RowStatus.INCORRECT,
+    Status.CRASH: RowStatus.CRASH,
+    Status.TIMEOUT: RowStatus.TIMEOUT,
+    Status.CHEAT: RowStatus.CHEAT,
+    Status.ENVIRONMENT: RowStatus.ENVIRONMENT,
+}
+ISOLATED_ONLY = "isolated only"
+# Whole-model medians of two processes differ by this much for no reason; a slowdown below it is not seen.
+MODEL_NOISE = 0.02
+EXHAUSTIVE_LIMIT = 14
+
+
+def row_status(verdict: Verdict) -> RowStatus:
+    """The row's status before the model is measured."""
+    return ROW_OF_VERDICT[verdict.status]
+
+
+@lru_cache(maxsize=4096)
+def fingerprint(source: str) -> str:
+    """A hash of what a kernel file says: comments, layout and docstrings do not count."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return hashlib.sha256(source.strip().encode("utf-8", "replace")).hexdigest()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            node.body = [part for part in node.body if not _is_text(part)] or [ast.Pass()]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def duplicate_of(candidate: Candidate | None, experiments: Iterable[Experiment]) -> Experiment | None:
+    """An earlier experiment of the target that already settled this very kernel."""
+    if candidate is None:
+        return None
+    mine = fingerprint(candidate.source)
+    for one in experiments:
+        settled = one.verdict is not None and one.status not in {None, RowStatus.ENVIRONMENT, RowStatus.INTERRUPTED}
+        if one.target == candidate.target and settled and one.candidate and fingerprint(one.candidate.source) == mine:
+            return one
+    return None
+
+
+def isolated_only(target: str, before: VerifyReport | None, after: VerifyReport) -> str | None:
+    """Why a keep does not help the model, None when it may stay.
+
+    Two processes are compared through the ratio to eager that each measured itself; `before` None means that nothing
+    was spliced in yet, and then plain torch.compile of the same process is what it must not fall behind.
+    """
+    if not after.outputs_ok:
+        return f"with it the model's outputs differ (max error {after.max_error:.3g})"
+    if after.applied.get(target, 0) == 0:
+        return "it is reached by no call site of the model"
+    now = speed_against_eager(after, "overnight")
+    then = speed_against_eager(before, "overnight") if before else speed_against_eager(after, "compile")
+    if now is None or then is None:
+        return None
+    slack = max(MODEL_NOISE, _spread(after) + (_spread(before) if before else 0.0))
+    if now < then * (1.0 - slack):
+        return f"the model runs at {now / then:.3f} of its speed before"
+    return None
+
+
+def speed_against_eager(report: VerifyReport, mode: str) -> float | None:
+    """How many times faster than eager a mode was in the same process, None when one of them was not run."""
+    eager, other = _median(report, "eager"), _median(report, mode)
+    return eager / other if eager and other else None
+
+
+def _mode(report: VerifyReport, name: str) -> ModeMeasurement | None:
+    return next((mode for mode in report.modes if mode.mode == name), None)
+
+
+def _median(report: VerifyReport, name: str) -> float | None:
+    mode = _mode(report, name)
+    return mode.median_ms if mode else None
+
+
+def model_ms(report: VerifyReport) -> float | None:
+    """The model's median with what is kept, milliseconds."""
+    return _median(report, "overnight")
+
+
+def _spread(report: VerifyReport) -> float:
+    """Half-widths of the intervals of both terms of the ratio, relative."""
+    total = 0.0
+    for name in ("overnight", "eager"):
+        mode = _mode(report, name)
+        if mode and mode.median_ms and mode.ci_low is not None and mode.ci_high is not None:
+            total += (mode.ci_high - mode.ci_low) / 2 / mode.median_ms
+    return total
+
+
+def best_disjoint(targets: Sequence[Target], saved_ms: Mapping[str, float]) -> frozenset[str]:
+    """Which kept targets to apply: no two cover the same site, most time saved; ties go to the first listed."""
+    names = [target.id for target in targets if target.id in saved_ms]
+    covers = {target.id: frozenset(target.members or (target.id,)) for target in targets}
+    groups = _overlapping(names, covers)
+    return frozenset(name for group in groups for name in _best(group, covers, saved_ms))
+
+
+def _overlapping(names: Sequence[str], covers: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    groups: list[list[str]] = []
+    for name in names:
+        touching = [group for group in groups if any(covers[name] & covers[other] for other in group)]
+        groups = [group for group in groups if group not in touching]
+        groups.append([*(other for group in touching for other in group), name])
+    return groups
+
+
+def _best(group: Sequence[str], covers: Mapping[str, frozenset[str]], saved_ms: Mapping[str, float]) -> tuple[str, ...]:
+    ranked = sorted(group, key=lambda name: -saved_ms[name])[:EXHAUSTIVE_LIMIT]
+    best: tuple[str, ...] = ()
+    for size in range(1, len(ranked) + 1):
+        for chosen in combinations(ranked, size):
+            covered = [site for name in chosen for site in covers[name]]
+            if len(covered) == len(set(covered)) and _sum(chosen, saved_ms) > _sum(best, saved_ms):
+                best = chosen
+    return best
+
+
+def _sum(names: Iterable[str], saved_ms: Mapping[str, float]) -> float:
+    return sum(saved_ms[name] for name in names)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,157 @@
+"""From a command to a night and its morning: settings, proposer, detaching, final verification, what to do next."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent import loop, session
+from agent.budget import Budget, amended
+from agent.config import Config
+from agent.errors import InputError, MachineError, OvernightError
+from agent.harness_client import HARNESS_ENTRY, PACKAGE_ROOT
+from agent.json_reports import VERIFY_MODES
+from agent.lock import running
+from agent.loop import Ending, Outcome
+from agent.places import SessionPlaces, write_whole
+from agent.proposers.base import Proposer
+from agent.records import RowStatus
+from agent.session import Options, Session
+from agent.stopping import StopFlag
+from agent.verbs import Harness
+from harness import wire
+from harness.records import VerifyReport
+
+DEFAULT_HOURS = 8.0
+DETACH_PATIENCE_S = 10.0
+Flags = dict[str, str | None]
+
+
+def first_budget(config: Config, flags: Flags) -> Budget:
+    """The settings' budget with the flags; without any limit a night is eight hours."""
+    budget = amended(Budget(**config.budget.model_dump()), flags)
+    return budget if budget != Budget() else Budget(hours=DEFAULT_HOURS)
+
+
+def check_proposer(name: str) -> None:
+    """Refuse an unknown or unfinished proposer before anything is written; raises InputError."""
+    kind, _, rest = name.partition(":")
+    if kind == "replay" and rest:
+        from agent.proposers.replay import Replay
+
+        Replay(Path(rest))
+    elif kind in {"llm", "command"}:
+        raise InputError(f"--proposer {kind} is not built yet: use playbook, or replay:DIR for recorded candidates.")
+    elif name != "playbook":
+        raise InputError(f"--proposer {name} is not known: use playbook or replay:DIR.")
+
+
+def make_proposer(options: Options) -> Proposer:
+    """The proposer of a session."""
+    check_proposer(options.proposer)
+    if options.proposer.startswith("replay:"):
+        from agent.proposers.replay import Replay
+
+        return Replay(Path(options.proposer.removeprefix("replay:")))
+    from agent.proposers.playbook import Playbook
+
+    return Playbook()
+
+
+def absolute_proposer(name: str) -> str:
+    """A replay folder as an absolute path, so that a resume from elsewhere finds it."""
+    kind, _, rest = name.partition(":")
+    return f"replay:{Path(rest).resolve()}" if kind == "replay" and rest else name
+
+
+def run_session(
+    places: SessionPlaces,
+    *,
+    say: Callable[[str], None],
+    show: Callable[[VerifyReport], None],
+    detached: bool,
+    change: Callable[[Options], Options] = lambda options: options,
+    accept_change: bool = False,
+    harness_entry: Path = HARNESS_ENTRY,
+) -> int:
+    """Open the session, have its night, verify, and say what is next; returns the exit code."""
+    stop = StopFlag()
+    stop.listen(detached=detached)
+    harness = Harness(places.root, places.log, stop, lambda _name, _body: None, harness_entry)
+    try:
+        with session.open_session(
+            places, harness, say, make_proposer, change=change, accept_change=accept_change
+        ) as opened:
+            return _whole_night(opened, show)
+    except MachineError as error:
+        raise MachineError(f"{error} Resume with `overnight resume {places.name}` when that is mended.") from error
+    except InputError:
+        if not places.profile.exists():
+            session.discard(places)
+        raise
+
+
+def _whole_night(opened: Session, show: Callable[[VerifyReport], None]) -> int:
+    outcome = loop.night(opened)
+    opened.say(f"{outcome.ending}: {outcome.reason}")
+    if outcome.ending is not Ending.STOPPED:
+        _verify_at_end(opened, show)
+    for line in morning(opened, outcome):
+        opened.say(line)
+    return 1 if outcome.ending is Ending.NOTHING else 0
+
+
+def _verify_at_end(opened: Session, show: Callable[[VerifyReport], None]) -> None:
+    kernels = session.kept_kernels(opened.targets, opened.journal.experiments())
+    if not kernels:
+        return
+    opened.say(f"final verification of the model with {len(kernels)} kept kernel{'s' * (len(kernels) > 1)}")
+    try:
+        report = loop.verify(opened, kernels, VERIFY_MODES)
+    except OvernightError as error:
+        opened.say(f"the final verification failed: {error}")
+        return
+    write_whole(opened.places.folder / "verify.json", wire.to_json(report))
+    show(report)
+
+
+def morning(opened: Session, outcome: Outcome) -> list[str]:
+    """What was done and what to do next."""
+    experiments = opened.journal.experiments()
+    kept = [one for one in experiments if one.status is RowStatus.KEEP]
+    name = opened.places.name
+    lines = [f"{len(experiments)} experiments, {len(kept)} kept; every one is a line of {opened.places.results}"]
+    if kept:
+        lines.append(f"the kept kernels: git log overnight/{name}; measure the model again: overnight verify {name}")
+    if outcome.ending is Ending.BUDGET:
+        lines.append(f"go on with more: overnight resume {name} --hours +2")
+    elif outcome.ending is Ending.STOPPED:
+        lines.append(f"go on: overnight resume {name}")
+    return lines
+
+
+def detach(places: SessionPlaces, arguments: list[str]) -> int:
+    """Start the session in the background, free of this terminal; returns its pid once it holds the lock."""
+    command = [sys.executable, "-P", str(PACKAGE_ROOT / "agent" / "__main__.py"), "resume", places.name]
+    with places.log.open("ab") as log:
+        child = subprocess.Popen(
+            [*command, "--in-background", *arguments],
+            cwd=places.root,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + DETACH_PATIENCE_S
+    while time.monotonic() < deadline:
+        holder = running(places.lock)
+        if holder and holder.pid == child.pid:
+            return child.pid
+        if child.poll() is not None:
+            tail = places.log.read_text(encoding="utf-8", errors="replace")[-500:].strip()
+            raise MachineError(f"The session ended at once (exit {child.returncode}): {tail}")
+        time.sleep(0.05)
+    raise MachineError(f"The session did not start within {DETACH_PATIENCE_S:.0f} s; see {places.log}.")

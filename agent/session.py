@@ -1,0 +1,331 @@
+"""One session: its files, branch, journal, lock and settings, opened together."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agent import fingerprint as fingerprints
+from agent import repository, results
+from agent.budget import Budget, Spent, exhausted
+from agent.errors import InputError
+from agent.journal import Journal
+from agent.lock import SessionLock
+from agent.places import STATE_FOLDER, SessionPlaces, write_whole
+from agent.policy import best_disjoint, duplicate_of
+from agent.proposers.base import Proposer
+from agent.ranking import gained
+from agent.records import Attempt, Brief, Candidate, Experiment, InvalidReply, RowStatus
+from agent.repository import SessionBranch
+from agent.verbs import Harness
+from harness import wire
+from harness.records import KeptKernel, LibraryPolicy, ModelSpec, ProfileReport, Target, VerifyReport, VerifyRequest
+
+Say = Callable[[str], None]
+NOT_COUNTED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a session was started with; kept in its journal, so that `resume` needs no flags."""
+
+    model: ModelSpec
+    device: str  # "cpu" or "cuda"
+    proposer: str = "playbook"
+    library_calls: LibraryPolicy = LibraryPolicy.ALLOW
+    budget: Budget = field(default_factory=Budget)
+
+
+@dataclass
+class Session:
+    """An opened session; the loop's only argument."""
+
+    places: SessionPlaces
+    options: Options
+    journal: Journal
+    branch: SessionBranch
+    lock: SessionLock
+    harness: Harness
+    proposer: Proposer
+    say: Say
+    report: ProfileReport | None = None
+    verified: VerifyReport | None = None  # the model with what is kept, as measured last by this process
+    parked: set[str] = field(default_factory=set)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.branch.close()
+        self.journal.close()
+        self.lock.release()
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The profiled targets, in ranking order."""
+        assert self.report is not None
+        return self.report.targets
+
+    def target(self, target_id: str) -> Target:
+        """One target; raises KeyError for one that the profile does not have."""
+        return {target.id: target for target in self.targets}[target_id]
+
+    def stop_reason(self) -> str | None:
+        """Why no further experiment may start."""
+        if self.harness.stop():
+            return "stopped on request"
+        return exhausted(self.options.budget, self.spent())
+
+    def spent(self) -> Spent:
+        """What counts against the budget."""
+        usage = self.journal.usage()
+        counted = [one for one in self.journal.experiments() if one.status not in NOT_COUNTED]
+        return Spent(self.journal.active_s(), len(counted), usage.tokens, usage.calls, usage.cost_usd)
+
+    def incumbent(self, target_id: str) -> Candidate | None:
+        """The kernel that stands on the branch for a target."""
+        kept = [one for one in self.journal.experiments() if one.target == target_id and one.status is RowStatus.KEEP]
+        return kept[-1].candidate if kept else None
+
+    def interrupted(self) -> Experiment | None:
+        """The last experiment if it was cut off: its candidate is judged before anything new is proposed."""
+        last = self.journal.experiments()[-1:]
+        return last[0] if last and last[0].status is RowStatus.INTERRUPTED and last[0].candidate else None
+
+    def brief(self, target: Target) -> Brief:
+        """What the proposer gets to know now; program.md is read anew each time, so that a user can steer."""
+        assert self.report is not None
+        incumbent = self.incumbent(target.id)
+        return Brief(
+            target=target,
+            device=self.options.device,
+            device_name=self.report.device_name,
+            peaks=self.report.peaks,
+            incumbent_source=incumbent.source if incumbent else None,
+            incumbent_backend=incumbent.backend if incumbent else None,
+            attempts=tuple(
+                attempt(one, self.journal)
+                for one in self.journal.experiments()
+                if one.target == target.id and one.status is not None
+            ),
+            program=_text_of(self.places.root / "program.md"),
+        )
+
+    def store_source(self, number: int, proposal: Candidate | InvalidReply) -> Path:
+        """Write prompt, reply and candidate of an experiment; returns the candidate's file."""
+        folder = self.places.experiment(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "prompt.md").write_text(proposal.prompt, encoding="utf-8")
+        (folder / "reply.md").write_text(proposal.reply, encoding="utf-8")
+        if isinstance(proposal, Candidate):
+            (folder / "candidate.py").write_bytes(proposal.source.encode())
+        return folder / "candidate.py"
+
+    def store_verdict(self, experiment: Experiment) -> str:
+        """Write an experiment's verdict.json from the journal; returns its sha256."""
+        assert experiment.verdict is not None
+        text = wire.to_json(experiment.verdict) + "\n"
+        write_whole(self.places.experiment(experiment.number) / "verdict.json", text)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def record(self, number: int) -> None:
+        """Write the row of a decided experiment, once, and close it."""
+        experiment = self.journal.experiment(number)
+        results.append(self.places.results, row(experiment, self.places.name, self.journal, self.report))
+        self.journal.recorded(number)
+
+
+def row(experiment: Experiment, name: str, journal: Journal, report: ProfileReport | None) -> results.Row:
+    """The row of an experiment, from the journal and the profile."""
+    kinds = {target.id: target.kind for target in report.targets} if report else {}
+    earlier = [one for one in journal.experiments() if one.number < experiment.number]
+    original = duplicate_of(experiment.candidate, earlier) if experiment.status is RowStatus.DUPLICATE else None
+    return results.row_of(
+        experiment,
+        session=name,
+        kernel_type=kinds.get(experiment.target, experiment.target),
+        device=report.device if report else "",
+        invalid=journal.invalid_reply(experiment.number),
+        original=original.status if original else None,
+    )
+
+
+def attempt(experiment: Experiment, journal: Journal) -> Attempt:
+    """An experiment as a proposer sees it; an invalid reply has no source and its reason as description."""
+    assert experiment.status is not None
+    candidate, invalid = experiment.candidate, journal.invalid_reply(experiment.number)
+    source = candidate.source if candidate else ""
+    return Attempt(
+        number=experiment.number,
+        candidate_sha256=hashlib.sha256(source.encode()).hexdigest(),
+        source=source,
+        backend=candidate.backend if candidate else "",
+        tactic=candidate.tactic if candidate else "",
+        description=candidate.description if candidate else invalid.reason if invalid else "",
+        status=experiment.status,
+        verdict=experiment.verdict,
+    )
+
+
+def create(root: Path, name: str, options: Options) -> None:
+    """Make a new session's journal with its settings; checks first everything that a night would stumble over.
+
+    Raises InputError before anything is written when git, results.tsv or the name are not fit.
+    """
+    places = SessionPlaces(root, name)
+    if places.folder.exists():
+        raise InputError(
+            f"Session {name} exists: continue it with `overnight resume {name}`, or choose another --name."
+        )
+    results.check_file(places.results)
+    repository.open_branch(root, name, places.worktree).close()
+    journal = Journal(places.journal)
+    try:
+        journal.set_note("options", wire.to_json(options))
+        journal.set_note("fingerprint", _fingerprint_text(options, root))
+    finally:
+        journal.close()
+
+
+def discard(places: SessionPlaces) -> None:
+    """Remove a session that never got as far as a profile: nothing stays behind."""
+    shutil.rmtree(places.folder, ignore_errors=True)
+    with_others = any((places.root / STATE_FOLDER).glob("*"))
+    if not with_others:
+        shutil.rmtree(places.root / STATE_FOLDER, ignore_errors=True)
+
+
+def read_options(journal: Journal) -> Options:
+    """The stored settings."""
+    text = journal.note("options")
+    if text is None:
+        raise InputError(f"{journal.path} holds no session settings: delete its folder and start a new session.")
+    return wire.from_json(Options, text)
+
+
+def open_session(
+    places: SessionPlaces,
+    harness: Harness,
+    say: Say,
+    make_proposer: Callable[[Options], Proposer],
+    *,
+    change: Callable[[Options], Options] = lambda options: options,
+    accept_change: bool = False,
+) -> Session:
+    """Take the lock, open everything, check that model and machine are still the same. Raises InputError."""
+    results.check_file(places.results)
+    lock = SessionLock(places.lock)
+    stale = lock.take()
+    journal = Journal(places.journal)
+    try:
+        stored = read_options(journal)
+        options = change(stored)
+        _check_fingerprint(journal, options, places, say, accept_change=accept_change)
+        proposer = make_proposer(options)
+        branch = repository.open_branch(places.root, places.name, places.worktree)
+    except BaseException:
+        journal.close()
+        lock.release()
+        raise
+    if options != stored:
+        journal.set_note("options", wire.to_json(options))
+    if stale:
+        say(stale)
+    return Session(places, options, journal, branch, lock, harness, proposer, say, places.read_profile())
+
+
+def open_branch_of(session: Session) -> None:
+    """Make or repair branch and worktree; says what was repaired and what of the user's set-up is bypassed."""
+    branch, journal = session.branch, session.journal
+    if branch.tip() is None and journal.note("tip") is None:
+        repository.exclude_state(session.places.root)
+        switches = repository.commit_switches(session.places.root)
+        if switches:
+            session.say(f"{' and '.join(switches)} are bypassed on {branch.branch}")
+    branch.check_not_checked_out()
+    experiments = journal.experiments()
+    repaired = branch.check_tip(journal.note("tip"), experiments[-1].number if experiments else 0)
+    for line in [*repaired, *branch.open_worktree()]:
+        session.say(line)
+    note_tip(session)
+
+
+def note_tip(session: Session) -> None:
+    """Remember where the branch stands, so that a moved one is noticed."""
+    tip = session.branch.tip()
+    if tip and tip != session.journal.note("tip"):
+        session.journal.set_note("tip", tip)
+
+
+def _check_fingerprint(
+    journal: Journal, options: Options, places: SessionPlaces, say: Say, *, accept_change: bool
+) -> None:
+    now = _fingerprint_text(options, places.root)
+    stored = journal.note("fingerprint")
+    if stored == now:
+        return
+    before: Mapping[str, str] = wire.from_json(dict, stored or "{}")
+    model, machine = fingerprints.changes(before, wire.from_json(dict, now))
+    if model and not accept_change:
+        raise InputError(
+            f"The model has changed since session {places.name} began ({', '.join(model)}): resume with"
+            " --accept-change to profile it again, or start a new session."
+        )
+    journal.set_note("fingerprint", now)
+    places.profile.unlink(missing_ok=True)
+    say(f"changed since the last run: {', '.join([*model, *machine])}; the model is profiled and measured again")
+
+
+def _fingerprint_text(options: Options, root: Path) -> str:
+    return wire.to_json(fingerprints.fingerprint(options.model, options.device, root))
+
+
+def with_budget(options: Options, budget: Budget) -> Options:
+    """The same session with another budget."""
+    return replace(options, budget=budget)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def kept_kernels(targets: Sequence[Target], experiments: Sequence[Experiment]) -> dict[str, Candidate]:
+    """The kernels to splice in, by target: the best disjoint choice of what is kept."""
+    latest, saved = {}, {}
+    for target in targets:
+        mine = [one for one in experiments if one.target == target.id and one.status is RowStatus.KEEP]
+        if mine and mine[-1].candidate:
+            latest[target.id] = mine[-1].candidate
+            saved[target.id] = target.time_us * len(target.call_sites) * max(1.0 - 1.0 / gained(mine), 0.0) + 1e-9
+    return {name: latest[name] for name in sorted(best_disjoint(targets, saved))}
+
+
+def verify_request(
+    model: ModelSpec,
+    places: SessionPlaces,
+    kernels: Mapping[str, Candidate],
+    modes: tuple[str, ...],
+    *,
+    bisect: bool = False,
+) -> VerifyRequest:
+    """Ask for the model with those kernels in it."""
+    pairs = tuple(KeptKernel(str(places.target_file(name)), one.source) for name, one in kernels.items())
+    return VerifyRequest(model, pairs, modes, bisect)
+
+
+def verify_session(harness: Harness, places: SessionPlaces, modes: tuple[str, ...], *, bisect: bool) -> VerifyReport:
+    """Measure a session's model with what it keeps; works beside a running session."""
+    profile = places.read_profile()
+    with closing(Journal(places.journal)) as journal:
+        options, experiments = read_options(journal), journal.experiments()
+    kernels = kept_kernels(profile.targets if profile else (), experiments)
+    return harness.verify(verify_request(options.model, places, kernels, modes, bisect=bisect))

@@ -1,0 +1,81 @@
+"""Runs or resumes a session against tests/scripted_harness.py: the real supervisor in a process that tests may kill.
+
+`drive_session.py run|resume WORKSPACE NAME [--experiments N] [--pause-at STATE] [--proposer P]`. With `--pause-at` the
+journal stops for long right after it made that transition durable, so that a test can kill at exactly this moment.
+"""
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from agent import journal, runner, session
+from agent.budget import Budget, amended
+from agent.errors import OvernightError
+from agent.places import SessionPlaces
+from harness.records import ModelSpec
+
+SCRIPTED = Path(__file__).resolve().parent / "scripted_harness.py"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("verb", choices=["run", "resume"])
+    parser.add_argument("workspace", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("--experiments", default=None)
+    parser.add_argument("--pause-at", default=None)
+    parser.add_argument("--proposer", default="replay:recordings")
+    parser.add_argument("--detached", action="store_true")
+    arguments = parser.parse_args()
+    os.chdir(arguments.workspace)
+    root = Path.cwd()
+    places = SessionPlaces(root, arguments.name)
+    if arguments.pause_at:
+        pause_after(arguments.pause_at)
+    flags = {"experiments": arguments.experiments}
+    try:
+        if arguments.verb == "run":
+            model = ModelSpec(f"{root / 'model.py'}:Net", device="cpu")
+            options = session.Options(model, "cpu", runner.absolute_proposer(arguments.proposer))
+            session.create(root, arguments.name, options)
+        return runner.run_session(
+            places,
+            say=lambda line: print(line, flush=True),
+            show=lambda report: print(f"verified {report.model_speedup:.3f}", flush=True),
+            detached=arguments.detached,
+            change=lambda options: replace(options, budget=amended(options.budget or Budget(), flags)),
+            harness_entry=SCRIPTED,
+        )
+    except OvernightError as error:
+        print(f"overnight: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def pause_after(state: str) -> None:
+    """From now on every journal of this process waits after the transition to `state`, before anything else is done."""
+    advance, propose = journal.Journal._advance, journal.Journal.propose
+
+    def slow_advance(self, number, before, after, values):
+        advance(self, number, before, after, values)
+        wait(after)
+
+    def slow_propose(self, *positional, **named):
+        number = propose(self, *positional, **named)
+        wait("proposed")
+        return number
+
+    def wait(reached):
+        if reached == state:
+            print(f"paused at {state}", flush=True)
+            time.sleep(60)
+
+    journal.Journal._advance, journal.Journal.propose = slow_advance, slow_propose
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
