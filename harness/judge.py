@@ -1,0 +1,261 @@
+"""The judge: one kernel file in, one verdict out. Everything trusted about a verdict is computed in this process.
+
+Each target gets a courtroom that lasts as long as the judge: its oracle, its calibration and its baselines. Each
+candidate gets fresh workers, arenas and values. What happens to a candidate is a verdict; what happens to us is an
+exception or a verdict that blames the environment.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from harness import wire
+from harness.benchmark import Baseline, Outcome, measure_baseline, run_benchmark
+from harness.calibration import Calibration, calibrate
+from harness.errors import InputError, MachineError, OursError
+from harness.oracle import Oracle
+from harness.problem import NamedOp, Problem, named_problem, target_problem
+from harness.records import (
+    NAMED_OPS,
+    Blame,
+    JudgeRequest,
+    LibraryPolicy,
+    StageName,
+    StageResult,
+    StageStatus,
+    Status,
+    Target,
+    Timing,
+    Verdict,
+)
+from harness.rpc import EventSink
+from harness.stages import Exam, Examinee, Progress, Refusal, arena_bytes, run_stages
+from harness.statics import KernelFile, StaticRefusal, read_kernel
+from harness.workshop import Workshop
+
+MAX_COURTROOMS = 64
+
+
+@dataclass
+class Courtroom:
+    """What lasts of one target between its candidates."""
+
+    problem: Problem
+    oracle: Oracle
+    calibration: Calibration
+    nbytes: int
+    baselines: dict[str, list[Baseline]] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """End all baseline processes."""
+        for baselines in self.baselines.values():
+            for baseline in baselines:
+                baseline.close()
+        self.baselines.clear()
+
+
+class Judge:
+    """Owns the workshops and courtrooms of one judge process; `close` ends every process it started."""
+
+    def __init__(self) -> None:
+        self._workshops: dict[str, Workshop] = {}
+        self._courtrooms: dict[str, Courtroom] = {}
+
+    def judge(self, request: JudgeRequest, emit: EventSink) -> Verdict:
+        """Judge one file. Raises InputError for what the user gave, MachineError where no worker can run at all."""
+        target = resolve(request)
+        trial = _Trial(self, request, target, emit)
+        return trial.verdict()
+
+    def sandbox_layers(self) -> list[str]:
+        """The layers that workers really run under, missing ones named with the reason."""
+        device = next(iter(self._workshops), "cuda" if torch.cuda.is_available() else "cpu")
+        return list(self.workshop(device).layers)
+
+    def workshop(self, device: str) -> Workshop:
+        """The warm parent of a device, started once."""
+        if device == "cuda" and not torch.cuda.is_available():
+            raise MachineError("device cuda was asked for, but torch sees no CUDA device here; use --device cpu")
+        if device not in self._workshops:
+            self._workshops[device] = Workshop(device)
+        return self._workshops[device]
+
+    def courtroom(self, key: str, problem: Problem) -> Courtroom:
+        """The courtroom of a target, opened and calibrated once; baseline processes of others are ended."""
+        for other, room in self._courtrooms.items():
+            if other != key:
+                room.close()
+        if key not in self._courtrooms:
+            if len(self._courtrooms) >= MAX_COURTROOMS:
+                self._courtrooms.pop(next(iter(self._courtrooms))).close()
+            oracle = Oracle(problem)
+            self._courtrooms[key] = Courtroom(problem, oracle, calibrate(oracle), arena_bytes(oracle))
+        return self._courtrooms[key]
+
+    def close(self) -> None:
+        """End baselines, workers and warm parents."""
+        for room in self._courtrooms.values():
+            room.close()
+        self._courtrooms.clear()
+        for workshop in self._workshops.values():
+            workshop.close()
+        self._workshops.clear()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A target found: its problem and the key of its courtroom."""
+
+    name: str
+    key: str
+    problem: Problem
+
+
+def resolve(request: JudgeRequest) -> Resolved:
+    """The problem that a request names; raises InputError when there is none."""
+    if request.device not in {"cpu", "cuda"}:
+        raise InputError(f"device {request.device!r} is neither cpu nor cuda")
+    scope = f"{request.device}:{request.dtype}:{sorted(request.shape.items())}"
+    if request.target in NAMED_OPS:
+        op: NamedOp = importlib.import_module(f"harness.specs.{request.target}").SPEC
+        problem = named_problem(op, request.device, dtype=request.dtype, shape=request.shape)
+        return Resolved(request.target, f"{request.target}:{scope}", problem)
+    path = Path(request.target)
+    if not path.is_file():
+        raise InputError(f"target {request.target!r} is neither one of {', '.join(NAMED_OPS)} nor a target's file")
+    text = path.read_bytes()
+    try:
+        target = wire.from_json(Target, text)
+    except (ValidationError, ValueError) as error:
+        raise InputError(f"{path} is no target file: {error}") from error
+    samples = path.with_name(f"{path.stem}.samples.pt")
+    found = str(samples) if samples.is_file() else None
+    count = len(torch.load(samples, map_location="cpu", weights_only=True)) if found else 0
+    digest = hashlib.sha256(text).hexdigest()
+    return Resolved(target.id, f"{digest}:{scope}", target_problem(target, request.device, found, count))
+
+
+@dataclass
+class _Trial:
+    """One candidate's way through the judge; every end of it is a verdict."""
+
+    judge: Judge
+    request: JudgeRequest
+    target: Resolved
+    emit: EventSink
+    timing: Timing | None = None
+    layers: tuple[str, ...] = ()
+
+    def verdict(self) -> Verdict:
+        progress = Progress(self.emit)
+        try:
+            outcome = self.run(progress)
+        except Refusal as refusal:
+            stage = refusal.stage or progress.current
+            return self.refused(progress, refusal, stage)
+        except torch.OutOfMemoryError as error:
+            said = f"too large to verify on this device: {str(error).splitlines()[0]}"
+            return self.blamed(progress, said, Blame.ENVIRONMENT)
+        except MachineError as error:
+            return self.blamed(progress, str(error), Blame.ENVIRONMENT)
+        except OursError as error:
+            return self.blamed(progress, str(error), Blame.OURS)
+        if outcome is None:
+            return self.build(progress, Status.DISCARD, "all five stages passed; not benchmarked", None, None, None)
+        return self.build(progress, outcome.status, outcome.detail, None, None, None)
+
+    def run(self, progress: Progress) -> Outcome | None:
+        with progress.stage(StageName.SMOKE):
+            kernel = self.read()
+            workshop = self.judge.workshop(self.request.device)
+            room = self.judge.courtroom(self.target.key, self.target.problem)
+            if room.calibration.unjudgeable is not None:
+                said = f"{self.target.name} cannot be judged: {room.calibration.unjudgeable}"
+                raise Refusal(Status.ENVIRONMENT, said, "unjudgeable", Blame.OURS)
+        exam = Exam(workshop, room.oracle, self.request.source, kernel, room.nbytes)
+        examinee = Examinee(workshop, room.oracle, self.request.source, room.nbytes)
+        try:
+            self.layers = examinee.worker.layers
+            run_stages(exam, examinee, progress)
+        finally:
+            examinee.close()
+        if not self.request.bench:
+            return None
+        with progress.stage(StageName.BENCHMARK) as notes:
+            outcome = run_benchmark(workshop, room.oracle, self.baselines(workshop, room, kernel), self.request)
+            self.timing = outcome.timing
+            notes.append(outcome.detail)
+        return outcome
+
+    def read(self) -> KernelFile:
+        """Static checks; raises Refusal."""
+        problem = self.target.problem
+        keywords = tuple(problem.required) if problem.keywords else ()
+        kernel = read_kernel(self.request.source, arguments=len(problem.arguments), keywords=keywords)
+        if isinstance(kernel, StaticRefusal):
+            status = Status.CHEAT if kernel.guard else Status.CRASH
+            raise Refusal(status, kernel.detail, kernel.guard)
+        if kernel.dtypes is not None and not set(kernel.dtypes) & set(problem.dtypes):
+            said = f"the file declares {', '.join(kernel.dtypes)}, the target is judged in {', '.join(problem.dtypes)}"
+            raise Refusal(Status.INCORRECT, said, "output_dtype")
+        if self.request.library_calls is LibraryPolicy.FORBID and kernel.library:
+            said = f"library calls are forbidden here, and the file uses {', '.join(kernel.library[:4])}"
+            raise Refusal(Status.CHEAT, said, "library_call")
+        return kernel
+
+    def baselines(self, workshop: Workshop, room: Courtroom, kernel: KernelFile) -> list[Baseline]:
+        """The baselines of the bench cases, measured once per incumbent; those of an older incumbent are ended."""
+        incumbent = self.request.incumbent
+        key = "pytorch" if incumbent is None else hashlib.sha256(incumbent.encode()).hexdigest()
+        if key not in room.baselines:
+            room.close()
+            self.emit("baseline", {"target": self.target.name})
+            room.baselines[key] = [
+                measure_baseline(workshop, room.oracle, case, incumbent) for case in room.problem.bench
+            ]
+        chosen = [b for b in room.baselines[key] if kernel.dtypes is None or b.case.dtype in kernel.dtypes]
+        return chosen or room.baselines[key]
+
+    def blamed(self, progress: Progress, said: str, blame: Blame) -> Verdict:
+        return self.refused(progress, Refusal(Status.ENVIRONMENT, said, None, blame), progress.current)
+
+    def refused(self, progress: Progress, refusal: Refusal, stage: StageName) -> Verdict:
+        if stage not in progress.results:
+            progress.results[stage] = StageResult(StageStatus.FAIL, 0.0, refusal.detail)
+        return self.build(progress, refusal.status, refusal.detail, stage, refusal.guard, refusal.blame)
+
+    def build(
+        self,
+        progress: Progress,
+        status: Status,
+        detail: str,
+        stage: StageName | None,
+        guard: str | None,
+        blame: Blame | None,
+    ) -> Verdict:
+        not_run = StageResult(StageStatus.NOT_RUN, 0.0)
+        stages: Mapping[StageName, StageResult] = {name: progress.results.get(name, not_run) for name in StageName}
+        return Verdict(
+            accepted=status in {Status.KEEP, Status.DISCARD},
+            status=status,
+            target=self.target.name,
+            device=self.request.device,
+            stage=stage,
+            guard=guard,
+            detail=detail,
+            blame=blame,
+            stages=stages,
+            timing=self.timing,
+            sandbox=self.layers,
+            kernel_sha256=hashlib.sha256(self.request.source.encode()).hexdigest(),
+        )
+
+
+def silent(_name: str, _body: Mapping[str, Any]) -> None:
+    """An event sink for callers that do not listen."""

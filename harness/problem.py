@@ -1,0 +1,467 @@
+"""What the judge needs to know about one target: reference text, arguments, and the cases of every stage.
+
+A `Problem` is built from a named op of `harness/specs/` (`named_problem`) or from a session's `Target` record
+(`target_problem`); from there on the judge does not know which of the two it was.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+from types import MappingProxyType
+
+from harness.errors import InputError
+from harness.records import SHORT_DTYPES, Role, Scalar, StageName, Target, TensorSpec
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+CPU_HALF_ELEMENTS = 2**16
+"""Half-precision tensors judged on the CPU hold at most this many elements (contracts: Named ops)."""
+
+Bindings = Mapping[str, int]
+
+
+class Recipe(StrEnum):
+    """How the values of one case are drawn."""
+
+    NORMAL = "normal"
+    POSITIVE = "positive"
+    LARGE = "large"
+    SMALL = "small"
+    OFFSET = "offset"
+    CANCELLATION = "cancellation"
+    CONSTANT_ROWS = "constant rows"
+    OUTLIERS = "outliers"
+    SORTED = "sorted"
+    LAST_COLUMN = "mass on the last column"
+    INTEGERS = "small integers"
+    NON_FINITE = "inf and nan"
+    CAPTURED = "captured"
+
+
+class Layout(StrEnum):
+    """How a tensor lies in memory."""
+
+    CONTIGUOUS = "contiguous"
+    TRANSPOSED = "transposed"
+    STRIDED = "every second column"
+    SLICED = "a slice of wider rows"
+    EXPANDED = "expanded rows"
+
+
+@dataclass(frozen=True)
+class TensorDraw:
+    """One input tensor of a case: where it lies and how its values are drawn. `high` is exclusive for integers."""
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[int, ...]
+    recipe: Recipe = Recipe.NORMAL
+    stride: tuple[int, ...] | None = None
+    scale: float = 1.0
+    mean: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    special: tuple[str, ...] = ()
+
+    @property
+    def extent(self) -> int:
+        """Elements between the first and the last one, both included."""
+        if 0 in self.shape:
+            return 0
+        if self.stride is None:
+            return prod(self.shape)
+        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call that the candidate must get right. `sample` is the number of a captured input tuple."""
+
+    name: str
+    dtype: str
+    inputs: tuple[TensorDraw, ...]
+    constants: Mapping[str, Scalar] = field(default_factory=dict)
+    exact: bool = False
+    sample: int | None = None
+    bindings: Bindings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor argument of a named op. A dim is a size, a symbol or `SYMBOL/2`; dtype "float" is the judged one."""
+
+    name: str
+    dims: tuple[str | int, ...]
+    role: Role = Role.ACTIVATION
+    dtype: str = "float"
+    fan_in: str | None = None  # values are scaled by the square root of this symbol's inverse
+    high: str | None = None  # index arguments: exclusive upper bound
+    follows_recipe: bool = True
+
+
+@dataclass(frozen=True)
+class NamedOp:
+    """One of the nine named ops (contracts: Named ops): the single source of its reference, shapes and values."""
+
+    name: str
+    reference: str
+    arguments: tuple[Argument, ...]
+    cpu: tuple[Bindings, ...]
+    cuda: tuple[Bindings, ...]
+    ragged: tuple[Bindings, ...]
+    edge: tuple[Bindings, ...]
+    flops: Callable[[Bindings], int]
+    variants: tuple[Mapping[str, Scalar], ...] = ()
+    recipes: tuple[Recipe, ...] = ()
+    special: tuple[str, ...] = ()
+    linear: bool = False
+    contraction: str | None = None  # the symbol that products are summed over; None: no product sums
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything the judge knows of one target on one device."""
+
+    target: str
+    device: str
+    reference: str
+    arguments: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    cases: Mapping[StageName, tuple[Case, ...]]
+    bench: tuple[Case, ...]
+    calibration: tuple[Case, ...]
+    required: tuple[str, ...] = ()  # constants that are passed by keyword
+    keywords: bool = True  # False: constants follow the inputs positionally (named ops)
+    exact_strides: bool = False
+    precision: str = ""
+    samples: str | None = None
+    flops: Mapping[str, int] = field(default_factory=dict)  # by bench case
+    bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.bench or not self.cases.get(StageName.SHAPES):
+            raise ValueError(f"{self.target}: a problem needs shapes to judge and to time")
+
+
+def full_dtype(name: str) -> str:
+    """`fp16` or `float16` to `float16`; raises InputError for what is not a floating type."""
+    dtype = SHORT_DTYPES.get(name, name)
+    if dtype not in FLOATS:
+        raise InputError(f"dtype {name!r} is not one of fp32, fp16, bf16, fp64")
+    return dtype
+
+
+def size_of(dim: str | int, bindings: Bindings) -> int:
+    """The size of one dim under `bindings`."""
+    if isinstance(dim, int):
+        return dim
+    symbol, _, divisor = dim.partition("/")
+    return bindings[symbol] // int(divisor or 1)
+
+
+def stride_of(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides of `shape` in `layout`; None where it is contiguous or the rank does not allow it."""
+    if layout is Layout.CONTIGUOUS or not shape:
+        return None
+    if len(shape) == 1:
+        return (2,) if layout is Layout.STRIDED else None
+    if layout is Layout.TRANSPOSED:
+        return (*dense((*shape[:-2], shape[-1], shape[-2]))[:-2], 1, shape[-2])
+    if layout is Layout.STRIDED:
+        return tuple(2 * step for step in dense(shape))
+    if layout is Layout.SLICED:
+        return (*dense((*shape[:-1], shape[-1] + 7))[:-1], 1)
+    return (0, *dense(shape)[1:])
+
+
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
+
+
+# ---------------------------------------------------------------------------------------------- named ops
+
+
+def named_problem(
+    op: NamedOp, device: str, *, dtype: str | None = None, shape: Bindings = MappingProxyType({})
+) -> Problem:
+    """The problem of a named op; `dtype` and `shape` narrow it. Raises InputError for an unknown symbol."""
+    symbols = set(op.cpu[0])
+    if unknown := set(shape) - symbols:
+        raise InputError(f"--shape names {', '.join(sorted(unknown))}, but {op.name} has {', '.join(sorted(symbols))}")
+    if bad := [name for name, size in shape.items() if size < 1]:
+        raise InputError(f"--shape {bad[0]}={shape[bad[0]]}: a size must be at least 1")
+    dtypes = (full_dtype(dtype),) if dtype else ("float32", "bfloat16", "float16")
+    real = tuple({**binding, **shape} for binding in (op.cuda if device == "cuda" else op.cpu))
+    real = real[:1] if shape else real
+    builder = _NamedCases(op, device, dtypes, real, narrowed=bool(shape))
+    bench = tuple(builder.case("time", bindings, name) for name in _timed(device, dtypes) for bindings in real)
+    return Problem(
+        op.name,
+        device,
+        op.reference,
+        tuple(argument.name for argument in op.arguments),
+        dtypes,
+        builder.stages(),
+        bench,
+        builder.calibration(),
+        keywords=False,
+        flops={case.name: op.flops(case.bindings) for case in bench},
+        bytes={case.name: _compulsory_bytes(case) for case in bench},
+    )
+
+
+def _timed(device: str, dtypes: tuple[str, ...]) -> tuple[str, ...]:
+    wanted = ("float16", "float32") if device == "cuda" else ("float32",)
+    return tuple(name for name in wanted if name in dtypes) or dtypes[:1]
+
+
+def _compulsory_bytes(case: Case) -> int:
+    return sum(prod(draw.shape) * itemsize(draw.dtype) for draw in case.inputs)
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element."""
+    sizes = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int16": 2}
+    return 1 if dtype in {"bool", "uint8", "int8"} else sizes.get(dtype, 4)
+
+
+@dataclass(frozen=True)
+class _NamedCases:
+    """Builds the cases of one named op."""
+
+    op: NamedOp
+    device: str
+    dtypes: tuple[str, ...]
+    real: tuple[Bindings, ...]
+    narrowed: bool
+
+    def case(
+        self,
+        label: str,
+        bindings: Bindings,
+        dtype: str,
+        recipe: Recipe = Recipe.NORMAL,
+        *,
+        layouts: Mapping[str, Layout] = MappingProxyType({}),
+        constants: Mapping[str, Scalar] = MappingProxyType({}),
+    ) -> Case:
+        draws = tuple(self.draw(a, bindings, dtype, recipe, layouts.get(a.name)) for a in self.op.arguments)
+        sizes = ",".join(f"{name}={size}" for name, size in bindings.items())
+        name = f"{label} {sizes} {dtype}" + ("" if recipe is Recipe.NORMAL else f", {recipe}")
+        exact = recipe is Recipe.INTEGERS and self.op.linear
+        return Case(name, dtype, draws, dict(constants), exact, None, dict(bindings))
+
+    def draw(
+        self, argument: Argument, bindings: Bindings, dtype: str, recipe: Recipe, layout: Layout | None
+    ) -> TensorDraw:
+        shape = tuple(size_of(dim, bindings) for dim in argument.dims)
+        own = dtype if argument.dtype == "float" else argument.dtype
+        scale = max(bindings[argument.fan_in], 1) ** -0.5 if argument.fan_in else 1.0
+        first = argument is self.op.arguments[0]
+        return TensorDraw(
+            argument.name,
+            argument.role,
+            own,
+            shape,
+            self.recipe_of(argument, recipe, first=first),
+            stride_of(layout, shape) if layout else None,
+            scale=1.0 if recipe is Recipe.INTEGERS else scale,
+            high=size_of(argument.high, bindings) if argument.high else None,
+            special=self.op.special,
+        )
+
+    def recipe_of(self, argument: Argument, recipe: Recipe, *, first: bool) -> Recipe:
+        if recipe in {Recipe.NON_FINITE, Recipe.LARGE, Recipe.SMALL, Recipe.OFFSET} and not first:
+            return Recipe.NORMAL
+        return recipe if argument.follows_recipe else Recipe.NORMAL
+
+    def fitting(self, bindings: Bindings, dtype: str) -> Bindings:
+        """On the CPU half-precision tensors stay small: shrink the largest sizes until every tensor fits."""
+        if self.narrowed or self.device == "cuda" or dtype in {"float32", "float64"}:
+            return bindings
+        sizes = dict(bindings)
+        limit = 128 if self.op.contraction else None
+        if limit:
+            sizes = {name: min(size, limit) for name, size in sizes.items()}
+        while max(self.elements(a, sizes) for a in self.op.arguments) > CPU_HALF_ELEMENTS:
+            name = max(sizes, key=lambda symbol: sizes[symbol])
+            sizes[name] = max(1, sizes[name] // 2)
+        return sizes
+
+    def elements(self, argument: Argument, bindings: Bindings) -> int:
+        return prod(size_of(dim, bindings) for dim in argument.dims)
+
+    def ragged(self) -> tuple[Bindings, ...]:
+        return self.real if self.narrowed else self.op.ragged
+
+    def stages(self) -> Mapping[StageName, tuple[Case, ...]]:
+        return {
+            StageName.SMOKE: (self.case("smoke", self.fitting(self.ragged()[0], self.dtypes[0]), self.dtypes[0]),),
+            StageName.SHAPES: self.shapes(),
+            StageName.STABILITY: self.stability(),
+            StageName.DETERMINISM: self.determinism(),
+            StageName.EDGE: self.edge(),
+        }
+
+    def shapes(self) -> tuple[Case, ...]:
+        found: dict[str, Case] = {}
+        for dtype in self.dtypes:
+            for bindings in (*self.ragged(), *self.real):
+                case = self.case("shape", self.fitting(bindings, dtype), dtype)
+                found.setdefault(case.name, case)
+            for constants in self.op.variants:
+                case = self.case("shape", self.fitting(self.ragged()[0], dtype), dtype, constants=constants)
+                said = ", ".join(f"{name}={value}" for name, value in constants.items())
+                found[f"{case.name}, {said}"] = Case(
+                    f"{case.name}, {said}", dtype, case.inputs, constants, bindings=case.bindings
+                )
+        return tuple(found.values())
+
+    def stability(self) -> tuple[Case, ...]:
+        cases = [
+            self.case("values", self.fitting(self.ragged()[index % len(self.ragged())], dtype), dtype, recipe)
+            for dtype in self.dtypes
+            for index, recipe in enumerate(self.recipes())
+        ]
+        return tuple(cases)
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        special = (Recipe.NON_FINITE,) if self.op.special else ()
+        integers = (Recipe.INTEGERS,) if self.op.linear else ()
+        return (*self.op.recipes, *integers, *special)
+
+    def determinism(self) -> tuple[Case, ...]:
+        main = self.dtypes[0]
+        return (
+            self.case("determinism", self.fitting(self.real[0], main), main),
+            self.case("determinism", self.fitting(self.ragged()[0], main), main, Recipe.INTEGERS),
+        )
+
+    def edge(self) -> tuple[Case, ...]:
+        cases = []
+        for dtype in self.dtypes:
+            if not self.narrowed:
+                cases += [self.case("edge", bindings, dtype) for bindings in self.op.edge]
+            small = self.fitting(self.ragged()[0], dtype)
+            for layout in list(Layout)[1:]:
+                layouts = {a.name: layout for a in self.op.arguments if self.lays_out(a, layout, small)}
+                if layouts:
+                    case = self.case("view", small, dtype, layouts=layouts)
+                    cases.append(Case(f"{case.name}, {layout}", dtype, case.inputs, bindings=case.bindings))
+        return tuple(cases)
+
+    def lays_out(self, argument: Argument, layout: Layout, bindings: Bindings) -> bool:
+        shape = tuple(size_of(dim, bindings) for dim in argument.dims)
+        return stride_of(layout, shape) is not None
+
+    def calibration(self) -> tuple[Case, ...]:
+        return tuple(
+            self.case("calibrate", self.fitting(self.ragged()[0], dtype), dtype, recipe)
+            for dtype in self.dtypes
+            for recipe in (Recipe.POSITIVE, Recipe.LAST_COLUMN, Recipe.NORMAL)
+        )
+
+
+# ---------------------------------------------------------------------------------------------- session targets
+
+
+def target_problem(target: Target, device: str, samples: str | None, sample_count: int) -> Problem:
+    """The problem of a session's target: all its bindings, its captured values, its own dtypes and strides."""
+    builder = _TargetCases(target, sample_count)
+    bench = (builder.case("time", target.bindings[0], Recipe.NORMAL),)
+    return Problem(
+        target.id,
+        device,
+        target.reference,
+        tuple(spec.name for spec in target.inputs),
+        (builder.dtype(),),
+        builder.stages(),
+        bench,
+        builder.calibration(),
+        required=tuple(target.constants),
+        exact_strides=True,
+        precision=target.precision,
+        samples=samples,
+        flops={bench[0].name: target.flops},
+        bytes={bench[0].name: target.bytes},
+    )
+
+
+@dataclass(frozen=True)
+class _TargetCases:
+    """Builds the cases of one session target."""
+
+    target: Target
+    sample_count: int
+
+    def dtype(self) -> str:
+        floats = [spec.dtype for spec in (*self.target.outputs, *self.target.inputs) if spec.dtype in FLOATS]
+        return floats[0] if floats else self.target.outputs[0].dtype
+
+    def case(self, label: str, bindings: Bindings, recipe: Recipe) -> Case:
+        draws = tuple(self.draw(spec, bindings, recipe) for spec in self.target.inputs)
+        sizes = ",".join(f"{name}={size}" for name, size in bindings.items()) or "captured sizes"
+        name = f"{label} {sizes}" + ("" if recipe is Recipe.NORMAL else f", {recipe}")
+        return Case(name, self.dtype(), draws, self.target.constants, bindings=bindings)
+
+    def draw(self, spec: TensorSpec, bindings: Bindings, recipe: Recipe) -> TensorDraw:
+        shape = tuple(size_of(dim, bindings) for dim in spec.dims)
+        seen = spec.values
+        integral = spec.dtype not in FLOATS
+        spread = seen.std if seen and seen.std > 0 else (abs(seen.mean) if seen else 0.0) or 1.0
+        return TensorDraw(
+            spec.name,
+            spec.role,
+            spec.dtype,
+            shape,
+            recipe if spec.role is Role.ACTIVATION else Recipe.NORMAL,
+            strides_like(spec, shape),
+            scale=spread,
+            mean=seen.mean if seen else 0.0,
+            low=seen.low if seen else None,
+            high=(seen.high + 1 if integral else seen.high) if seen else None,
+        )
+
+    def stages(self) -> Mapping[StageName, tuple[Case, ...]]:
+        first = self.target.bindings[0]
+        shapes = [self.case("shape", bindings, Recipe.NORMAL) for bindings in self.target.bindings]
+        values = [
+            self.case("values", first, recipe)
+            for recipe in (Recipe.LARGE, Recipe.SMALL, Recipe.OUTLIERS, Recipe.CONSTANT_ROWS, Recipe.LAST_COLUMN)
+        ]
+        return {
+            StageName.SMOKE: (self.case("smoke", first, Recipe.NORMAL),),
+            StageName.SHAPES: (*shapes, *(self.captured(index) for index in range(self.sample_count))),
+            StageName.STABILITY: tuple(values),
+            StageName.DETERMINISM: (self.case("determinism", first, Recipe.NORMAL),),
+            StageName.EDGE: tuple(self.case("edge", bindings, Recipe.NORMAL) for bindings in self.target.bindings[-1:]),
+        }
+
+    def captured(self, index: int) -> Case:
+        case = self.case(f"captured call {index}", self.target.bindings[0], Recipe.CAPTURED)
+        return Case(case.name, case.dtype, case.inputs, case.constants, sample=index, bindings=case.bindings)
+
+    def calibration(self) -> tuple[Case, ...]:
+        first = self.target.bindings[0]
+        recipes = (Recipe.POSITIVE, Recipe.LAST_COLUMN, Recipe.NORMAL)
+        return tuple(self.case("calibrate", first, recipe) for recipe in recipes)
+
+
+def strides_like(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The captured strides at the captured shape; at another one the same order of dims, dense, expanded dims kept."""
+    if shape == spec.shape:
+        return None if spec.stride == dense(shape) else spec.stride
+    order = sorted(range(len(shape)), key=lambda axis: (-spec.stride[axis], axis))
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        if spec.stride[axis] == 0 and spec.shape[axis] > 1:
+            continue
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return None if tuple(strides) == dense(shape) else tuple(strides)

@@ -1,0 +1,354 @@
+"""The five stages: one candidate in one worker, case after case, until something is wrong.
+
+A candidate's failure is a `Refusal`, caught in one place (harness/judge.py), which turns it into a verdict. What is
+not checked here: speed, and what happens between timed calls (harness/benchmark.py).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from harness.arena import Arena, Slot, extent
+from harness.compare import Expected, compare_all
+from harness.oracle import Oracle, Question
+from harness.problem import Case, Problem, itemsize
+from harness.records import Blame, Scalar, StageName, StageResult, StageStatus, Status
+from harness.statics import KernelFile
+from harness.truth import Leaves
+from harness.workshop import (
+    CallReport,
+    Execution,
+    KernelRaised,
+    OutputReport,
+    PreparedCall,
+    Worker,
+    WorkerDied,
+    WorkerOutOfMemory,
+    WorkerTimeout,
+    Workshop,
+)
+
+LOAD_TIMEOUT_S = {"cpu": 60.0, "cuda": 120.0}
+FIRST_CALL_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
+CALL_TIMEOUT_S = {"cpu": 15.0, "cuda": 60.0}  # on a GPU each new shape may be compiled or autotuned
+PREPARE_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
+DETERMINISM_CALLS = 3
+ARENA_SLACK = 1 << 26
+
+FIVE_STAGES = (StageName.SMOKE, StageName.SHAPES, StageName.STABILITY, StageName.DETERMINISM, StageName.EDGE)
+
+
+class Refusal(Exception):  # noqa: N818 - a flow exception: why a candidate is not accepted
+    """One reason to refuse, with whose fault it is; `stage` None means the stage that was running."""
+
+    def __init__(
+        self,
+        status: Status,
+        detail: str,
+        guard: str | None = None,
+        blame: Blame = Blame.CANDIDATE,
+        stage: StageName | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.guard, self.blame, self.stage = status, detail, guard, blame, stage
+
+
+@dataclass
+class Progress:
+    """Which stages ended how; the one running now is `current`."""
+
+    emit: Callable[[str, dict[str, object]], None]
+    results: dict[StageName, StageResult] = field(default_factory=dict)
+    current: StageName = StageName.SMOKE
+
+    @contextmanager
+    def stage(self, name: StageName) -> Iterator[list[str]]:
+        """Time a stage and record its end; lines added to the yielded list become its detail."""
+        self.current = name
+        notes: list[str] = []
+        begin = time.perf_counter()
+        self.emit("stage", {"stage": name.value, "status": "running"})
+        try:
+            yield notes
+        except Refusal as refusal:
+            self._end(refusal.stage or name, StageStatus.FAIL, begin, refusal.detail)
+            raise
+        self._end(name, StageStatus.PASS, begin, "; ".join(notes))
+
+    def _end(self, name: StageName, status: StageStatus, begin: float, detail: str) -> None:
+        before = self.results[name].seconds if name in self.results else 0.0
+        self.results[name] = StageResult(status, round(before + time.perf_counter() - begin, 4), detail)
+        self.emit("stage", {"stage": name.value, "status": status.value, "detail": detail})
+
+
+@contextmanager
+def candidate_failures(what: str) -> Iterator[None]:
+    """Turn what happened in a candidate's worker into the refusal it is."""
+    try:
+        yield
+    except KernelRaised as error:
+        raise Refusal(Status.CRASH, f"raised {error.type_name} {what}: {_first_line(error.message)}") from error
+    except WorkerTimeout as error:
+        raise Refusal(Status.TIMEOUT, f"did not finish {what}: {error}") from error
+    except WorkerOutOfMemory as error:
+        raise Refusal(Status.CRASH, f"ran out of memory {what}: {_first_line(str(error))}") from error
+    except WorkerDied as error:
+        raise Refusal(Status.CRASH, f"died {what}: {error}") from error
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:300] if text.strip() else "(no message)"
+
+
+class Examinee:
+    """One candidate in one fresh worker with an arena of its own; closes both."""
+
+    def __init__(
+        self, workshop: Workshop, oracle: Oracle, source: str, nbytes: int, execution: Execution = Execution.PLAIN
+    ) -> None:
+        self.problem: Problem = oracle.problem
+        self.arena = Arena(workshop.device, nbytes)
+        try:
+            self.worker: Worker = workshop.open(source, self.arena, execution=execution)
+        except BaseException:
+            self.arena.close()
+            raise
+        self._device = workshop.device
+        self._called = False
+
+    def load(self) -> None:
+        """Import the file."""
+        with candidate_failures("while its file was imported"):
+            self.worker.load(LOAD_TIMEOUT_S[self._device])
+
+    def answer(self, question: Question) -> Leaves:
+        """The candidate's outputs for a question, as views of the arena that live until the next call."""
+        self.arena.reset()
+        placed = [self.arena.place(value) for value in question.inputs]
+        before = [self.arena.digest(slot) for slot in placed]
+        slots = self.reserve(question.expected)
+        keywords, positional = constants_of(self.problem, question.case)
+        limit = (CALL_TIMEOUT_S if self._called else FIRST_CALL_TIMEOUT_S)[self._device]
+        with candidate_failures(f"on {question.case.name}"):
+            report = self.worker.call(placed, keywords, slots, limit, positional=positional)
+        self._called = True
+        if [self.arena.digest(slot) for slot in placed] != before:
+            raise Refusal(Status.CHEAT, f"changed its inputs on {question.case.name}", "input_mutated")
+        check_report(report, question, exact_strides=self.problem.exact_strides)
+        return tuple(self.arena.tensor(slot) for slot in slots)
+
+    def reserve(self, expected: Sequence[Expected]) -> list[Slot]:
+        """Poisoned room for every output."""
+        return [self.arena.reserve(leaf.original.shape, leaf.original.dtype) for leaf in expected]
+
+    def check(self, question: Question) -> Leaves:
+        """Answer and compare; raises Refusal when any leaf is wrong."""
+        outputs = self.answer(question)
+        verify(outputs, question)
+        return outputs
+
+    def close(self) -> None:
+        """Kill the worker, give the memory back."""
+        self.worker.close()
+        self.arena.close()
+
+
+def constants_of(problem: Problem, case: Case) -> tuple[dict[str, Scalar], tuple[Scalar, ...]]:
+    """Keyword and positional constants of a call: named ops take theirs positionally (contracts: Named ops)."""
+    if problem.keywords:
+        return dict(case.constants), ()
+    return {}, tuple(case.constants.values())
+
+
+def verify(outputs: Leaves, question: Question, guard: str | None = None, status: Status = Status.INCORRECT) -> None:
+    """Raise Refusal when the outputs are not what the question demands."""
+    mismatch = compare_all(outputs, question.expected, exact=question.case.exact)
+    if mismatch is not None:
+        raise Refusal(status, f"wrong on {question.case.name}: {mismatch.reason}", guard)
+
+
+def check_report(report: CallReport, question: Question, *, exact_strides: bool) -> None:
+    """Number, type, dtype, shape, stride, storage and aliasing of what was returned."""
+    name = question.case.name
+    count = len(question.expected)
+    if report.count != count or len(report.outputs) != count:
+        raise Refusal(Status.INCORRECT, f"returned {report.count} outputs on {name}, expected {count}", "output_count")
+    wanted = {"tuple", "list"} if count > 1 else {"Tensor"}
+    if report.structure not in wanted and report.outputs[0].type_name == "torch.Tensor":
+        raise Refusal(Status.INCORRECT, f"returned a {report.structure} on {name}", "output_type")
+    for index, (output, leaf) in enumerate(zip(report.outputs, question.expected, strict=True)):
+        _check_output(output, leaf.original, f"output {index} on {name}", exact_strides=exact_strides)
+
+
+def _check_output(output: OutputReport, own: torch.Tensor, where: str, *, exact_strides: bool) -> None:
+    if output.type_name != "torch.Tensor":
+        raise Refusal(Status.INCORRECT, f"{where} is a {output.type_name}, not a torch.Tensor", "output_type")
+    dtype = str(own.dtype).removeprefix("torch.")
+    if output.dtype != dtype:
+        raise Refusal(Status.INCORRECT, f"{where} is {output.dtype}, expected {dtype}", "output_dtype")
+    if output.shape != tuple(own.shape):
+        raise Refusal(
+            Status.INCORRECT, f"{where} has shape {output.shape}, expected {tuple(own.shape)}", "output_shape"
+        )
+    if output.device != own.device.type:
+        raise Refusal(Status.INCORRECT, f"{where} is on {output.device}, expected {own.device.type}", "output_device")
+    if output.aliases_input:
+        raise Refusal(Status.CHEAT, f"{where} shares memory with an input", "alias")
+    if not _same_stride(output.stride, own, exact_strides=exact_strides):
+        raise Refusal(
+            Status.INCORRECT, f"{where} has strides {output.stride}, expected {own.stride()}", "output_stride"
+        )
+    reach = (output.storage_offset + extent(output.shape, output.stride)) * own.element_size()
+    if output.shape and 0 not in output.shape and reach > output.storage_nbytes:
+        raise Refusal(Status.INCORRECT, f"{where} reaches beyond its storage", "output_storage")
+    if not output.copied:
+        raise Refusal(Status.INCORRECT, f"{where} could not be read", "output_storage")
+
+
+def _same_stride(stride: tuple[int, ...], own: torch.Tensor, *, exact_strides: bool) -> bool:
+    """Strides of dims with one element mean nothing; a named op may always return a contiguous tensor."""
+    shape = tuple(own.shape)
+    if 0 in shape:
+        return True
+
+    def significant(steps: Sequence[int]) -> list[int]:
+        return [step for size, step in zip(shape, steps, strict=True) if size > 1]
+
+    if significant(stride) == significant(own.stride()):
+        return True
+    return not exact_strides and significant(stride) == significant(torch.empty(shape, device="meta").stride())
+
+
+# ---------------------------------------------------------------------------------------------- the stages
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What the five stages need."""
+
+    workshop: Workshop
+    oracle: Oracle
+    source: str
+    kernel: KernelFile
+    nbytes: int
+
+    def cases(self, stage: StageName) -> tuple[Case, ...]:
+        """The cases of a stage in the dtypes that the file declares."""
+        declared = self.kernel.dtypes
+        cases = self.oracle.problem.cases[stage]
+        return cases if declared is None else tuple(case for case in cases if case.dtype in declared)
+
+
+def run_stages(exam: Exam, examinee: Examinee, progress: Progress) -> None:
+    """All five stages in order; raises Refusal at the first failure."""
+    with progress.stage(StageName.SMOKE):
+        examinee.load()
+        for case in exam.cases(StageName.SMOKE) or exam.cases(StageName.SHAPES)[:1]:
+            examinee.check(exam.oracle.ask(case))
+    for stage in (StageName.SHAPES, StageName.STABILITY):
+        with progress.stage(stage) as notes:
+            notes.append(_all(exam, examinee, stage))
+    with progress.stage(StageName.DETERMINISM) as notes:
+        notes.append(_determinism(exam, examinee))
+    with progress.stage(StageName.EDGE) as notes:
+        notes.append(_all(exam, examinee, StageName.EDGE))
+
+
+def _all(exam: Exam, examinee: Examinee, stage: StageName) -> str:
+    cases = exam.cases(stage)
+    for case in cases:
+        examinee.check(exam.oracle.ask(case))
+    return f"{len(cases)} cases"
+
+
+def _determinism(exam: Exam, examinee: Examinee) -> str:
+    """Bitwise the same over runs, addresses and processes; with ERROR_BOUND only where integers make sums exact."""
+    cases = exam.cases(StageName.DETERMINISM) or exam.cases(StageName.SHAPES)[:1]
+    other_state = exam.oracle.ask((exam.cases(StageName.EDGE) or cases)[0])
+    kept: list[tuple[Question, Leaves]] = []
+    for case in cases:
+        question = exam.oracle.ask(case)
+        first = tuple(leaf.clone() for leaf in examinee.check(question))
+        for _ in range(DETERMINISM_CALLS - 1):
+            _repeat(exam, examinee, question, first, "in the same process")
+            examinee.check(other_state)
+        kept.append((question, first))
+    _outputs_stay_valid(exam, examinee, cases[-1])
+    second = Examinee(exam.workshop, exam.oracle, exam.source, exam.nbytes)
+    try:
+        second.load()
+        for question, first in kept:
+            _repeat(exam, second, question, first, "in a second process")
+    finally:
+        second.close()
+    bound = "" if exam.kernel.error_bound is None else ", ERROR_BOUND declared: bitwise on integers alone"
+    return f"{len(cases)} cases × {DETERMINISM_CALLS} runs and a second process{bound}"  # noqa: RUF001
+
+
+def _repeat(exam: Exam, examinee: Examinee, question: Question, first: Leaves, where: str) -> None:
+    again = examinee.check(question)
+    if exam.kernel.error_bound is not None and not question.case.exact:
+        return
+    if any(not same_bits(a, b) for a, b in zip(again, first, strict=True)):
+        raise Refusal(
+            Status.INCORRECT, f"other bits for the same inputs {where} on {question.case.name}", "determinism"
+        )
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bitwise equality of two contiguous tensors, NaN payloads included."""
+    if left.numel() == 0:
+        return left.shape == right.shape
+    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+
+
+def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
+    """Two calls in a row: the first one's output must survive the second (one static buffer for all calls does not)."""
+    first, second = exam.oracle.ask(case), exam.oracle.ask(case)
+    examinee.arena.reset()
+    keywords, positional = constants_of(exam.oracle.problem, case)
+    calls = [
+        PreparedCall(
+            tuple(examinee.arena.place(value) for value in question.inputs),
+            keywords,
+            positional,
+            len(question.expected),
+        )
+        for question in (first, second)
+    ]
+    device = exam.workshop.device
+    with candidate_failures("when called twice in a row"):
+        examinee.worker.prepare(calls, PREPARE_TIMEOUT_S[device])
+        examinee.worker.time(1, PREPARE_TIMEOUT_S[device])
+    for index, question in reversed(list(enumerate((first, second)))):
+        slots = examinee.reserve(question.expected)
+        with candidate_failures("when its output was read later"):
+            report = examinee.worker.collect(index, slots)
+        check_report(report, question, exact_strides=exam.oracle.problem.exact_strides)
+        outputs = tuple(examinee.arena.tensor(slot) for slot in slots)
+        verify(
+            outputs, question, "static_output" if index == 0 else None, Status.CHEAT if index == 0 else Status.INCORRECT
+        )
+
+
+def arena_bytes(oracle: Oracle) -> int:
+    """Room for two calls of the largest case, inputs and outputs."""
+    problem = oracle.problem
+    cases = [case for stage in problem.cases.values() for case in stage] + list(problem.bench)
+    largest = max(cases, key=input_bytes)
+    return 3 * (input_bytes(largest) + output_bytes(oracle, largest)) + ARENA_SLACK
+
+
+def input_bytes(case: Case) -> int:
+    """Storage of all inputs of a case."""
+    return sum(draw.extent * itemsize(draw.dtype) for draw in case.inputs)
+
+
+def output_bytes(oracle: Oracle, case: Case) -> int:
+    """Bytes of all outputs of a case, by asking the original once."""
+    outputs = oracle.original(oracle.draw(case), case.constants)
+    return sum(prod(leaf.shape) * leaf.element_size() for leaf in outputs)
