@@ -1,0 +1,150 @@
+"""The order of the playbook: first every structure that could win, then numeric sweeps over the best of them.
+
+A pure function of the brief: an idea's tactic names it, ideas come in a fixed order, and the first whose tactic is not
+among the attempts is next. So a resumed session goes on where the interrupted one was.
+"""
+
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.proposers.playbook import known, library
+from agent.proposers.playbook.fuser import Unsupported, fusions
+from agent.proposers.playbook.ideas import Idea
+from agent.proposers.playbook.sweeps import apply_setting, neighbours, read_setting
+from agent.records import Attempt, Brief, Candidate, NothingLeft, RowStatus
+
+NAME = "playbook"
+HOPELESS = 0.75  # a correct kernel this slow against the incumbent is not worth a sweep
+SWEEP_PATIENCE = 4  # sweep steps in a row without a win, after which a target is done
+BASES = 2  # how many structures are swept
+DONE = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
+
+
+@dataclass(frozen=True)
+class Playbook:
+    """Known kernels, fused kernels, library calls and sweeps; needs no key and no network."""
+
+    kernels_root: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The `proposer` column."""
+        return NAME
+
+    def propose(self, brief: Brief) -> Candidate | NothingLeft:
+        """The next untried idea for the target, or why there is none."""
+        tried = {attempt.tactic for attempt in brief.attempts if attempt.status not in DONE}
+        reasons: list[str] = []
+        for idea in structures(brief, self.kernels_root or kernels_folder(), reasons):
+            if idea.tactic not in tried:
+                return _candidate(brief, idea)
+        for idea in sweeps(brief):
+            if idea.tactic not in tried:
+                return _candidate(brief, idea)
+        return NothingLeft(brief.target.id, _why_nothing(brief, reasons))
+
+
+def kernels_folder() -> Path:
+    """The starter kernels: those of the checkout, or of the installed distribution."""
+    checkout = Path(__file__).resolve().parents[3] / "kernels"
+    return checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "overnight" / "kernels"
+
+
+def structures(brief: Brief, root: Path, reasons: list[str]) -> Iterator[Idea]:
+    """Every whole kernel that fits the target, likely wins first; what does not fit leaves its reason."""
+    yield from library.ideas(brief)
+    try:
+        yield from fusions(brief)
+    except Unsupported as error:
+        reasons.append(str(error))
+    yield from known.ideas(brief, root)
+
+
+def sweeps(brief: Brief) -> Iterator[Idea]:
+    """Neighbouring TUNABLES of the best correct kernels, until a few steps in a row have won nothing."""
+    if _losing_streak(brief.attempts) >= SWEEP_PATIENCE:
+        return
+    for base in _bases(brief.attempts):
+        setting = read_setting(base.source)
+        if setting is None:
+            continue
+        structure = structure_of(base.tactic)
+        tried = [text for text in (_swept(attempt, structure) for attempt in brief.attempts) if text]
+        for change, neighbour in neighbours(setting, tried):
+            yield Idea(
+                tactic=f"sweep {structure}: {neighbour.text}",
+                backend=base.backend,
+                source=apply_setting(base.source, neighbour),
+                description=f"{structure} with {change}",
+                hypothesis=f"{change} suits this machine and shape better",
+            )
+
+
+def structure_of(tactic: str) -> str:
+    """The structure that a tactic belongs to: its own name, or what a sweep varies."""
+    return tactic.removeprefix("sweep ").split(": ", 1)[0] if tactic.startswith("sweep ") else tactic
+
+
+def _swept(attempt: Attempt, structure: str) -> str | None:
+    if structure_of(attempt.tactic) != structure:
+        return None
+    setting = read_setting(attempt.source)
+    return setting.text if setting else None
+
+
+def _bases(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The fastest correct attempt of each structure, the fastest structures first."""
+    best: dict[str, Attempt] = {}
+    for attempt in attempts:
+        structure = structure_of(attempt.tactic)
+        if _speed(attempt) is not None and (structure not in best or _score(attempt) > _score(best[structure])):
+            best[structure] = attempt
+    ranked = sorted(best.values(), key=lambda attempt: (-_score(attempt), attempt.number))
+    top = _score(ranked[0]) if ranked else 0.0
+    return [attempt for attempt in ranked[:BASES] if _score(attempt) >= HOPELESS * top and _worth(attempt)]
+
+
+def _score(attempt: Attempt) -> float:
+    """Eager time over candidate time: comparable between attempts with different incumbents."""
+    timing = attempt.verdict.timing if attempt.verdict else None
+    return timing.eager_us / timing.candidate_us if timing and timing.candidate_us > 0 else 0.0
+
+
+def _speed(attempt: Attempt) -> float | None:
+    verdict = attempt.verdict
+    return verdict.timing.speedup_vs_best if verdict and verdict.accepted and verdict.timing else None
+
+
+def _worth(attempt: Attempt) -> bool:
+    return (_speed(attempt) or 0.0) >= HOPELESS
+
+
+def _losing_streak(attempts: Sequence[Attempt]) -> int:
+    streak = 0
+    for attempt in reversed(attempts):
+        if attempt.status in DONE:
+            continue
+        if not attempt.tactic.startswith("sweep ") or attempt.status is RowStatus.KEEP:
+            break
+        streak += 1
+    return streak
+
+
+def _candidate(brief: Brief, idea: Idea) -> Candidate:
+    return Candidate(
+        target=brief.target.id,
+        backend=idea.backend,
+        source=idea.source,
+        description=idea.description,
+        proposer=NAME,
+        tactic=idea.tactic,
+        hypothesis=idea.hypothesis,
+    )
+
+
+def _why_nothing(brief: Brief, reasons: Sequence[str]) -> str:
+    if brief.attempts:
+        return "every structure and sweep of the playbook was tried"
+    return f"no kernel of the playbook fits: {reasons[0]}" if reasons else "no kernel of the playbook fits"
