@@ -98,7 +98,7 @@ class Splicer:
         graph.lint()
 
     def _matches(self, regions: Sequence[RegionLike]) -> list[tuple[KernelOp, RegionLike, Mapping[str, int]]]:
-        """All candidates in order of preference, found before the graph changes: a pattern reads the nodes' arguments."""
+        """All candidates in order of preference, found before the graph changes: patterns read the nodes' arguments."""
         found = []
         for op in sorted(self.ops, key=lambda op: not op.kernel.target.members):
             for region in regions:

@@ -1,0 +1,296 @@
+"""Kernels spliced into models: outputs, buffers and inputs stay the original's, and every site is counted."""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from identity import identity_kernels
+from torch import nn
+
+from harness.errors import InputError
+from harness.kernel_op import Kernel, build_op
+from harness.optimized import Optimized, optimize
+from harness.outputs import like_original
+from harness.soundness import check
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def spliced(model, args=(), kwargs=None) -> Optimized:
+    """The model with every region replaced, checked on two consecutive calls."""
+    optimized = optimize(model.eval(), identity_kernels(model, args, kwargs))
+    difference = check(optimized, model, (args, kwargs or {}))
+    assert difference.ok, difference.detail
+    assert difference.max_error < 1e-4
+    return optimized
+
+
+def applied(optimized: Optimized) -> int:
+    return sum(optimized.sites.applied.values())
+
+
+class RunningMean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        hidden = nn.functional.silu(x) * 2 + 1
+        self.mean.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
+        self.steps += 1
+        return torch.tanh(hidden - self.mean) * self.steps
+
+
+def test_a_buffer_updated_in_forward_advances_as_in_eager():
+    optimized = spliced(RunningMean(), (torch.randn(4, 8),))
+    assert applied(optimized) > 0
+
+
+class WritesThroughViews(nn.Module):
+    def forward(self, x):
+        base = torch.sigmoid(x) * 3 - 1
+        window = base[:, 1:5]
+        window.mul_(2)
+        early = torch.tanh(base) + 1
+        base.t()[0].add_(10)
+        late = torch.exp(-base.abs()) * early
+        window[:, 0] = 7
+        return early, late, base
+
+
+def test_writes_through_views_are_seen_by_what_comes_after_and_by_nothing_before():
+    spliced(WritesThroughViews(), (torch.randn(4, 8),))
+
+
+class WritesToItsInput(nn.Module):
+    def forward(self, x):
+        doubled = torch.relu(x) * 2 + x
+        x.add_(1)
+        return doubled, torch.sigmoid(x) * doubled
+
+
+def test_an_input_written_in_place_ends_as_in_eager():
+    spliced(WritesToItsInput(), (torch.randn(4, 8),))
+
+
+class ReturnsViews(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        hidden = nn.functional.gelu(x * self.scale) + 1
+        return x.view(-1), x, hidden, hidden.t(), hidden[:2], self.scale.view(2, 4)
+
+
+def test_outputs_that_are_views_of_inputs_and_of_each_other_keep_sharing_memory():
+    model, x = ReturnsViews(), torch.randn(4, 8)
+    optimized = spliced(model, (x,))
+    with torch.no_grad():
+        flat, same, hidden, turned, _, scale = optimized(x)
+    assert flat.data_ptr() == x.data_ptr()
+    assert same.data_ptr() == x.data_ptr()
+    assert turned.data_ptr() == hidden.data_ptr()
+    assert scale.data_ptr() == model.scale.data_ptr()
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    extra: dict[str, torch.Tensor]
+
+
+class Structured(nn.Module):
+    def forward(self, x, *, gate, flag=True, other=None):
+        mixed = nn.functional.silu(gate) * x
+        chosen = mixed + 1 if flag else mixed - 1
+        return {"answer": (mixed, [chosen, None, 3]), "again": torch.softmax(chosen, -1), "text": "kept"}
+
+
+def test_keyword_inputs_and_nested_outputs_come_back_in_their_structure():
+    optimized = spliced(Structured(), (torch.randn(4, 8),), {"gate": torch.randn(4, 8)})
+    assert applied(optimized) > 0
+
+
+class BreaksTheGraph(nn.Module):
+    def forward(self, x):
+        first = torch.sigmoid(x) * 2
+        torch._dynamo.graph_break()
+        second = nn.functional.silu(first) * x
+        return second.square() + first
+
+
+def test_every_graph_of_a_broken_capture_is_spliced():
+    optimized = spliced(BreaksTheGraph(), (torch.randn(4, 8),))
+    assert optimized.sites.graphs == 2
+    assert applied(optimized) >= 2
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x, residual):
+        summed = x + residual
+        normed = summed * torch.rsqrt(summed.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.first(normed) + self.second(normed) * self.third(summed), summed.sum()
+
+
+def test_a_region_with_two_outputs_serves_all_their_users():
+    model = TwoOutputs()
+    kernels = identity_kernels(model, (torch.randn(4, 8), torch.randn(4, 8)))
+    assert any(len(kernel.target.outputs) > 1 for kernel in kernels)
+    spliced(model, (torch.randn(4, 8), torch.randn(4, 8)))
+
+
+class ReadsStrided(nn.Module):
+    def forward(self, x, y):
+        return torch.tanh(x.t() * 2) + y, torch.softmax(x[:, ::2] * 3, -1), nn.functional.silu(y.expand(8, 8)) * 2
+
+
+def test_strided_inputs_and_views_inside_reach_the_kernel_with_their_strides():
+    wide = torch.randn(8, 16)[:, ::2]
+    column = torch.randn(1, 8)
+    optimized = spliced(ReadsStrided(), (wide, column))
+    assert applied(optimized) > 0
+
+
+class EarlyUserLateInput(nn.Module):
+    def __init__(self, write: bool):
+        super().__init__()
+        self.a, self.b, self.write = nn.Linear(8, 8), nn.Linear(8, 8), write
+
+    def forward(self, x):
+        gate = torch.sigmoid(x)
+        early = self.a(gate)
+        if self.write:
+            early.add_(1)
+        late = self.b(x)
+        return early, torch.maximum(gate, late)
+
+
+def whole_gate(module):
+    """The region {sigmoid, maximum}: its first output is read before its second input exists."""
+    nodes = {str(getattr(node.target, "__name__", node.target)): node for node in module.graph.nodes}
+    late = next(node for node in nodes["maximum"].all_input_nodes if node is not nodes["sigmoid"])
+    inside = (nodes["sigmoid"], nodes["maximum"])
+    return [SimpleNamespace(nodes=inside, inputs=(nodes["sigmoid"].args[0], late), outputs=inside)]
+
+
+GATE = "import torch\n\ndef {}(x, late):\n    gate = torch.sigmoid(x)\n    return gate, torch.maximum(gate, late)\n"
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_an_early_user_moves_behind_the_kernel_unless_something_in_between_writes(write):
+    model, x = EarlyUserLateInput(write).eval(), torch.randn(4, 8)
+    some = silu_kernel(SiluUp(), PLAIN, x).target
+    inputs = tuple(replace(spec, shape=(4, 8), stride=(8, 1), dims=(4, 8)) for spec in some.inputs)
+    target = replace(some, inputs=inputs, outputs=inputs, reference=GATE.format("reference"))
+    kernel = Kernel(target, GATE.format("kernel_fn"))
+    optimized = optimize(model, [kernel], find=whole_gate, match=lambda _target, _region: {})
+    difference = check(optimized, model, ((x,), {}))
+    assert difference.ok, difference.detail
+    assert applied(optimized) == (0 if write else 1)
+    assert bool(optimized.sites.fallback) == write
+
+
+class SiluUp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, x):
+        return nn.functional.silu(self.gate(x)) * self.up(x)
+
+
+def silu_kernel(model: nn.Module, source: str, x: torch.Tensor) -> Kernel:
+    light = [kernel for kernel in identity_kernels(model, (x,)) if kernel.target.kind == "light"]
+    assert len(light) == 1
+    return Kernel(light[0].target, source)
+
+
+PLAIN = "import torch\n\ndef kernel_fn(gate, up):\n    return torch.sigmoid(gate).mul_(gate).mul_(up)\n"
+
+
+def test_the_kernel_itself_runs_and_not_a_copy_of_the_original():
+    model, x = SiluUp().eval(), torch.randn(4, 8)
+    optimized = optimize(model, [silu_kernel(model, PLAIN.replace(".mul_(up)", ".mul_(up).add_(100)"), x)])
+    with torch.no_grad():
+        assert torch.allclose(optimized(x), model(x) + 100, atol=1e-4)
+
+
+def test_a_shape_that_was_not_verified_runs_the_original_and_is_counted():
+    model, x = SiluUp().eval(), torch.randn(4, 8)
+    kernel = silu_kernel(model, PLAIN, x)
+    gate, up = (replace(spec, dims=("B", 16)) for spec in kernel.target.inputs)
+    out = replace(kernel.target.outputs[0], dims=("B", 16))
+    key = kernel.target.key.replace("[4,16]", '["=B",16]')
+    target = replace(kernel.target, inputs=(gate, up), outputs=(out,), bindings=({"B": 4}, {"B": 6}), key=key)
+    optimized = optimize(model, [Kernel(target, PLAIN)])
+    with torch.no_grad():
+        for rows, sites, fallbacks in ((4, 1, 0), (5, 1, 1), (6, 2, 1), (4, 2, 1)):
+            other = torch.randn(rows, 8)
+            assert torch.allclose(optimized(other), model(other), atol=1e-5)
+            assert applied(optimized) == sites
+            assert sum(optimized.sites.fallback.values()) == fallbacks
+    assert "B=5" in optimized.sites.reasons[0]
+
+
+def test_gradients_are_those_of_the_original():
+    model, x = SiluUp(), torch.randn(4, 8, requires_grad=True)
+    optimized = optimize(model, [silu_kernel(model, PLAIN, x.detach())])
+    wanted = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    given = torch.autograd.grad(optimized(x).square().sum(), [x, *model.parameters()])
+    assert applied(optimized) == 1
+    for mine, theirs in zip(given, wanted, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_the_off_switch_runs_the_original_from_the_next_call(monkeypatch):
+    model, x = SiluUp().eval(), torch.randn(4, 8)
+    optimized = optimize(model, [silu_kernel(model, PLAIN.replace(".mul_(up)", ".mul_(up).add_(100)"), x)])
+    monkeypatch.setenv("OVERNIGHT_DISABLE", "1")
+    with torch.no_grad():
+        assert torch.equal(optimized(x), model(x))
+
+
+def test_a_kernel_that_returns_its_input_is_refused_at_run_time():
+    model, x = SiluUp().eval(), torch.randn(4, 8)
+    optimized = optimize(model, [silu_kernel(model, "def kernel_fn(gate, up):\n    return gate\n", x)])
+    with torch.no_grad(), pytest.raises(RuntimeError, match="returned one of its inputs"):
+        optimized(x)
+
+
+def test_a_file_without_kernel_fn_is_the_users_error():
+    model, x = SiluUp().eval(), torch.randn(4, 8)
+    with pytest.raises(InputError, match="defines no kernel_fn"):
+        build_op(silu_kernel(model, "def kernel(gate, up):\n    return gate * up\n", x))
+
+
+def test_attributes_of_the_original_are_reachable():
+    model = SiluUp()
+    assert optimize(model, []).gate is model.gate
+
+
+def test_a_copy_of_a_view_has_the_same_strides():
+    for tensor in (
+        torch.randn(4, 6).t(),
+        torch.randn(8, 8)[::2, 1::3],
+        torch.randn(1, 5).expand(3, 5),
+        torch.tensor(2.0),
+    ):
+        twin = like_original(tensor)
+        assert twin.stride() == tensor.stride()
+        assert torch.equal(twin, tensor)
+        assert twin.data_ptr() != tensor.data_ptr()
