@@ -85,11 +85,12 @@ class Journal:
             self._account()
             self._connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
             raise MachineError(
                 f"The journal {self.path} cannot be written: {error}; free some space, then `overnight resume`."
             ) from error
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     # Experiments, one transition each
 

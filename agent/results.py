@@ -176,7 +176,7 @@ def append(path: Path, row: Row) -> None:
     whole = [line for line in lines if line.count("\t") == len(COLUMNS) - 1]
     if row.key in {_key(line) for line in whole[1:]}:
         return
-    if not path.exists() or not _ends_whole(path) or whole != lines:
+    if not whole or not _ends_whole(path) or whole != lines:
         _write(path, [HEADER, *whole[1:]])
     with path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(row.line() + "\n")
@@ -224,8 +224,7 @@ def _key(line: str) -> tuple[str, str]:
 
 
 def _ends_whole(path: Path) -> bool:
-    data = path.read_bytes()
-    return data.endswith(b"\n")
+    return path.read_bytes().endswith(b"\n")
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Runs or resumes a session against tests/scripted_harness.py: the real supervisor in a process that tests may kill.
 
-`drive_session.py run|resume WORKSPACE NAME [--experiments N] [--pause-at STATE] [--proposer P]`. With `--pause-at` the
-journal stops for long right after it made that transition durable, so that a test can kill at exactly this moment.
+`drive_session.py run|resume WORKSPACE NAME [--experiments N] [--pause-at MOMENT] [--proposer P]`. With `--pause-at`
+the supervisor stops for long right after that moment, so that a test can kill it exactly there.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agent import journal, runner, session
+from agent import journal, repository, runner, session
 from agent.budget import Budget, amended
 from agent.errors import OvernightError
 from agent.places import SessionPlaces
@@ -56,25 +56,39 @@ def main() -> int:
         return error.exit_code
 
 
-def pause_after(state: str) -> None:
-    """From now on every journal of this process waits after the transition to `state`, before anything else is done."""
+def pause_after(moment: str) -> None:
+    """Wait long right after `STATE:NUMBER` became durable, or after `committed:NUMBER` or `taken_out:NUMBER` in git."""
     advance, propose = journal.Journal._advance, journal.Journal.propose
+    keep, take_out = repository.SessionBranch.keep, repository.SessionBranch.take_out
+    last_kept = []
 
     def slow_advance(self, number, before, after, values):
         advance(self, number, before, after, values)
-        wait(after)
+        wait(after, number)
 
     def slow_propose(self, *positional, **named):
         number = propose(self, *positional, **named)
-        wait("proposed")
+        wait("proposed", number)
         return number
 
-    def wait(reached):
-        if reached == state:
-            print(f"paused at {state}", flush=True)
+    def slow_keep(self, path, judged, message):
+        commit = keep(self, path, judged, message)
+        last_kept.append(message.experiment)
+        wait("committed", message.experiment)
+        return commit
+
+    def slow_take_out(self, path, commit, reason):
+        reverted = take_out(self, path, commit, reason)
+        wait("taken_out", last_kept[-1])
+        return reverted
+
+    def wait(reached, number):
+        if f"{reached}:{number}" == moment:
+            print(f"paused at {moment}", flush=True)
             time.sleep(60)
 
     journal.Journal._advance, journal.Journal.propose = slow_advance, slow_propose
+    repository.SessionBranch.keep, repository.SessionBranch.take_out = slow_keep, slow_take_out
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A harness process that answers by what the candidate's own comments say: a real process, the real protocol, no torch.
 
 Drives the agent's tests of git, journal and kills without waiting for a compiler. A candidate's first lines are read:
-`# verdict: keep 1.5`, `# verdict: incorrect`, `# slow: 3` (seconds), `# dies`. The model's time follows from the kernels
-given to `verify`: `# model: 0.9` multiplies it, `# not applied` leaves it unreached.
+Drives the tests of git, journal and kills without waiting for a compiler. A candidate's first lines are read:
+given to `verify`: `# model: 0.9` multiplies it, `# not applied` leaves it unreached. Every judgement is counted in
+`judged.txt` of the session.
 """
 
 import hashlib
@@ -62,6 +63,8 @@ def target(name, share, members):
 
 def judge(body):
     source = body["source"]
+    with (Path(body["target"]).parents[1] / "judged.txt").open("a") as log:
+        log.write(hashlib.sha256(source.encode()).hexdigest() + "\n")
     if match := re.search(r"^# slow: ([\d.]+)$", source, re.MULTILINE):
         time.sleep(float(match[1]))
     if re.search(r"^# dies$", source, re.MULTILINE):

@@ -1,0 +1,138 @@
+"""`kill -9` of the supervisor at any moment: nothing judged is lost, numbers go on, the tip is the best state."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from workspaces import drive, git, kernel, make_workspace, rows, start, state_of
+
+RECORDINGS = {
+    "0001_rmsnorm_a__first.py": kernel("keep 1.5", name="a"),
+    "0002_softmax_b__wrong.py": kernel("incorrect", name="b"),
+    "0003_softmax_b__slows_the_model.py": kernel("keep 1.2", "# model: 1.3", name="c"),
+    "0004_rmsnorm_a__better.py": kernel("keep 1.3", "# model: 0.8", name="d"),
+}
+OUTCOMES = ["keep", "incorrect", "discard", "keep"]
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    folder = make_workspace(tmp_path / "w", recordings=RECORDINGS)
+    (folder / "staged.txt").write_text("staged")
+    git(folder, "add", "staged.txt")
+    (folder / "model.py").write_text((folder / "model.py").read_text() + "# dirty\n")
+    return folder
+
+
+def kill_at(workspace, moment):
+    """Start, wait until the supervisor has reached the moment, kill it there."""
+    process = start(workspace, "run", "--pause-at", moment)
+    for line in process.stdout:
+        if line.startswith("paused at"):
+            break
+    else:
+        pytest.fail(f"never came to {moment}")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
+    process.stdout.close()
+
+
+def judgements(workspace):
+    return (workspace / ".overnight/night/judged.txt").read_text().split()
+
+
+def assert_whole(workspace, before, interruptions):
+    """The finished session is what an undisturbed one would be, interrupted rows aside."""
+    table = rows(workspace)
+    assert [row["experiment"] for row in table] == [str(number) for number in range(1, len(table) + 1)]
+    assert [row["status"] for row in table if row["status"] != "interrupted"] == OUTCOMES
+    assert len(table) == len(OUTCOMES) + interruptions
+    for row in [row for row in table if row["status"] == "keep"]:
+        path = f"kernels/library/{row['target']}.py"
+        number = int(row["experiment"])
+        judged = workspace / f".overnight/night/experiments/{number:04d}/candidate.py"
+        assert git(workspace, "rev-parse", f"{row['commit']}:{path}") == git(
+            workspace, "hash-object", "--no-filters", str(judged)
+        )
+    tip = git(workspace, "show", "overnight/night:kernels/library/rmsnorm_a.py")
+    assert tip == RECORDINGS["0004_rmsnorm_a__better.py"].strip()
+    assert "softmax_b" not in git(workspace, "ls-tree", "-r", "--name-only", "overnight/night")
+    assert git(workspace / ".overnight/night/worktree", "status", "--porcelain") == ""
+    assert state_of(workspace) == before
+
+
+@pytest.mark.parametrize(
+    ("moment", "interruptions"),
+    [
+        ("proposed:1", 1),
+        ("judged:1", 0),
+        ("committed:1", 0),
+        ("decided:1", 0),
+        ("recorded:1", 0),
+        ("judged:2", 0),
+        ("committed:3", 0),
+        ("taken_out:3", 0),
+        ("decided:3", 0),
+    ],
+)
+def test_a_kill_at_any_step_loses_nothing_and_judges_nothing_twice(workspace, moment, interruptions):
+    before = state_of(workspace)
+    kill_at(workspace, moment)
+    said = drive(workspace, "resume")
+    assert_whole(workspace, before, interruptions)
+    assert len(judgements(workspace)) == len(set(judgements(workspace))) == len(OUTCOMES)
+    assert ("was left" in said) == (moment != "recorded:1")
+    assert git(workspace, "log", "--format=%s", "overnight/night").count("Revert") == 1
+
+
+def test_an_interrupted_candidate_is_judged_first_and_nothing_is_proposed_again(workspace):
+    kill_at(workspace, "proposed:2")
+    said = drive(workspace, "resume")
+    assert "experiment 2 was left proposed by the run before: now interrupted" in said
+    table = rows(workspace)
+    assert [(row["status"], row["target"]) for row in table[1:3]] == [
+        ("interrupted", "softmax_b"),
+        ("incorrect", "softmax_b"),
+    ]
+    assert [row["description"].partition(":")[0] for row in table[1:3]] == ["wrong", "wrong"]
+
+
+def test_a_row_that_was_half_written_when_the_power_went_is_written_whole(workspace):
+    kill_at(workspace, "decided:2")
+    with (workspace / "results.tsv").open("a") as file:
+        file.write("2\tdiscard\tpointw")
+    drive(workspace, "resume")
+    assert [row["status"] for row in rows(workspace)] == OUTCOMES
+
+
+def test_two_kills_in_a_row_mark_two_experiments_and_lose_none(workspace):
+    before = state_of(workspace)
+    kill_at(workspace, "proposed:1")
+    process = start(workspace, "resume", "--pause-at", "proposed:2")
+    for line in process.stdout:
+        if line.startswith("paused at"):
+            break
+    process.kill()
+    process.wait(timeout=10)
+    process.stdout.close()
+    drive(workspace, "resume")
+    assert_whole(workspace, before, 2)
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_end_in_the_same_night(workspace):
+    before = state_of(workspace)
+    draw = random.Random(20261130)
+    verb = "run"
+    for _ in range(25):
+        process = start(workspace, verb)
+        time.sleep(draw.uniform(0.1, 1.6))
+        process.kill()
+        process.wait(timeout=10)
+        process.stdout.close()
+        verb = "resume" if (workspace / ".overnight/night/journal.sqlite").exists() else "run"
+    drive(workspace, verb)
+    interruptions = sum(row["status"] == "interrupted" for row in rows(workspace))
+    assert_whole(workspace, before, interruptions)
