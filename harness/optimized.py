@@ -13,6 +13,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from harness.kernel_op import Kernel, build_op
+from harness.outer_compile import Scope
+from harness.regions import find_regions
+from harness.regions import match as match_region
 from harness.splice import Finder, Matcher, SiteLog, Splicer
 
 OFF_SWITCH = "OVERNIGHT_DISABLE"
@@ -21,10 +24,11 @@ OFF_SWITCH = "OVERNIGHT_DISABLE"
 class Optimized(nn.Module):
     """A model that runs its kernels; attributes that are not ours are the original's."""
 
-    def __init__(self, original: nn.Module, splicer: Splicer, options: Mapping[str, Any]) -> None:
+    def __init__(self, original: nn.Module, splicer: Splicer, options: Mapping[str, Any], scope: Scope | None) -> None:
         super().__init__()
         self.original = original
         self.splicer = splicer
+        self.scope = scope
         self.graphed = bool(options.get("triton.cudagraphs"))
         self.compiled = torch.compile(original, dynamic=False, options=dict(options))
 
@@ -39,12 +43,21 @@ class Optimized(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original's forward. Outputs stay valid after the next call, with CUDA graphs too."""
+        if torch.compiler.is_compiling():
+            return self._traced(args, kwargs)
         if os.environ.get(OFF_SWITCH) == "1":
             return self.original(*args, **kwargs)
         if not self.graphed:
             return self.compiled(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
         return _owned(self.compiled(*args, **kwargs), self._lasting(args, kwargs))
+
+    def _traced(self, args: Any, kwargs: Any) -> Any:
+        """Inside somebody else's graph: the original's operations, marked as ours for the global pass."""
+        if self.scope is None:
+            return self.original(*args, **kwargs)
+        with self.scope.marked():
+            return self.original(*args, **kwargs)
 
     def _lasting(self, args: Any, kwargs: Any) -> set[int]:
         """Storages that outlive a call without our help: inputs, parameters, buffers."""
@@ -83,16 +96,18 @@ def optimize(
     *,
     cudagraphs: bool | None = None,
     inductor: Mapping[str, Any] | None = None,
-    find: Finder | None = None,
-    match: Matcher | None = None,
+    under_compile: bool = True,
+    find: Finder = find_regions,
+    match: Matcher = match_region,
 ) -> Optimized:
     """The model with `kernels` in it.
 
     `cudagraphs` defaults to whether the model lives on a GPU; `inductor` adds options for the rest of the model, as in
-    torch.compile(options=). Raises InputError when a kernel's source does not load. Compilation happens at the first
+    torch.compile(options=); `under_compile` keeps the kernels when the user compiles around the result, which takes a
+    pass in Inductor's global config. Raises InputError when a kernel's source does not load. Compilation happens at the first
     call with each set of input shapes.
     """
-    splicer = Splicer([build_op(kernel) for kernel in kernels], *_regions(find, match))
+    splicer = Splicer([build_op(kernel) for kernel in kernels], find, match)
     first = next(iter([*model.parameters(), *model.buffers()]), None)
     on_gpu = first.is_cuda if first is not None else torch.cuda.is_available()
     options = {
@@ -101,15 +116,7 @@ def optimize(
         "triton.cudagraphs": on_gpu if cudagraphs is None else cudagraphs,
         **_early(),
     }
-    return Optimized(model, splicer, options)
-
-
-def _regions(find: Finder | None, match: Matcher | None) -> tuple[Finder, Matcher]:
-    if find is not None and match is not None:
-        return find, match
-    from harness import regions
-
-    return regions.find_regions, regions.match
+    return Optimized(model, splicer, options, Scope(splicer) if under_compile and kernels else None)
 
 
 def _early() -> dict[str, str]:

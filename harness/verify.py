@@ -98,7 +98,7 @@ def verify_model(
     subject = ModelCall(loaded.model, tuple(loaded.args), dict(loaded.kwargs), on_gpu)
     budget = budget_s if budget_s is not None else GPU_BUDGET_S if on_gpu else CPU_BUDGET_S
     with _fresh_compiler(), torch.no_grad():
-        ours = optimize(subject.model, kernels, inductor=inductor)
+        ours = optimize(subject.model, kernels, inductor=inductor, under_compile=False)
         sites, difference = _outputs(ours, subject, kernels)
         emit("outputs", {"ok": difference.ok, "max_error": _finite(difference.max_error), "detail": difference.detail})
         timings = _timings(ours, subject, modes, budget, emit)
@@ -189,16 +189,16 @@ def _suspects(
     if not outputs_ok:
         broken = []
         for kernel in kernels:
-            alone = optimize(subject.model, [kernel], inductor=inductor)
+            alone = optimize(subject.model, [kernel], inductor=inductor, under_compile=False)
             ok = _outputs(alone, subject, [kernel])[1].ok
             emit("bisect", {"target": kernel.target.id, "ok": ok})
             if not ok:
                 broken.append(kernel.target.id)
         return tuple(broken)
-    calls: dict[str, Call] = {"": build_mode(OVERNIGHT, subject, optimize(subject.model, kernels, inductor=inductor))}
+    calls: dict[str, Call] = {"": build_mode(OVERNIGHT, subject, optimize(subject.model, kernels, inductor=inductor, under_compile=False))}
     for index, kernel in enumerate(kernels):
         others = [*kernels[:index], *kernels[index + 1 :]]
-        calls[kernel.target.id] = build_mode(OVERNIGHT, subject, optimize(subject.model, others, inductor=inductor))
+        calls[kernel.target.id] = build_mode(OVERNIGHT, subject, optimize(subject.model, others, inductor=inductor, under_compile=False))
         emit("bisect", {"target": kernel.target.id, "ok": True})
     samples = measure(calls, on_gpu=subject.on_gpu, budget_s=budget_s)
     return tuple(left_out for left_out in samples if left_out and speedup(samples[left_out], samples[""]).low > 1.0)

@@ -265,6 +265,27 @@ def test_the_off_switch_runs_the_original_from_the_next_call(monkeypatch):
         assert torch.equal(optimized(x), model(x))
 
 
+class Around(nn.Module):
+    """A user's model with the optimised one inside, and the same structure once outside it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.own = inner, SiluUp()
+
+    def forward(self, x):
+        return self.inner(x) + self.own(x)
+
+
+def test_kernels_survive_the_users_own_compile_and_stay_inside_their_model():
+    model, x = SiluUp().eval(), torch.randn(4, 8)
+    optimized = optimize(model, [silu_kernel(model, PLAIN.replace(".mul_(up)", ".mul_(up).add_(100)"), x)])
+    around = Around(optimized).eval()
+    with torch.no_grad():
+        wanted = model(x) + 100 + around.own(x)
+        assert torch.allclose(torch.compile(around)(x), wanted, atol=1e-4)
+    assert applied(optimized) == 1
+
+
 def test_a_kernel_that_returns_its_input_is_refused_at_run_time():
     model, x = SiluUp().eval(), torch.randn(4, 8)
     optimized = optimize(model, [silu_kernel(model, "def kernel_fn(gate, up):\n    return gate\n", x)])
