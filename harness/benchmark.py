@@ -9,8 +9,8 @@ within one quad (the noise between processes of the incumbent raises the bar ins
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
@@ -25,6 +25,7 @@ from harness.problem import Case
 from harness.records import Blame, JudgeRequest, Status, Timing
 from harness.stages import (
     ARENA_SLACK,
+    COMPILE_TIMEOUT_S,
     LOAD_TIMEOUT_S,
     PREPARE_TIMEOUT_S,
     Refusal,
@@ -112,7 +113,9 @@ class Lane:
         self.rewrite()
         keywords, positional = constants_of(oracle.problem, case)
         calls = [PreparedCall(slots, keywords, positional, len(own)) for slots in self._slots]
-        self.graphed = self.worker.prepare(calls, PREPARE_TIMEOUT_S[self._device]).graphed
+        compiling = self.racer.execution is Execution.COMPILE
+        limit = COMPILE_TIMEOUT_S if compiling else PREPARE_TIMEOUT_S[self._device]
+        self.graphed = self.worker.prepare(calls, limit).graphed
 
     @property
     def worker(self) -> Worker:
@@ -211,6 +214,22 @@ class Pair:
 
 def race(a: Lane, b: Lane, quads: int, *, examined: bool) -> Pair:
     """Interleave A B B A; `examined` reads back and compares secretly chosen outputs of B."""
+    with _quiet_threads():
+        return _race(a, b, quads, examined=examined)
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """One thread for the judge's own tensors: idle OpenMP threads spin for milliseconds and would disturb the runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _race(a: Lane, b: Lane, quads: int, *, examined: bool) -> Pair:
     chosen = {quads - 1, secrets.randbelow(quads), secrets.randbelow(quads)} if examined else set()
     ratios: list[float] = []
     samples: tuple[list[Sample], list[Sample]] = ([], [])

@@ -36,6 +36,7 @@ LOAD_TIMEOUT_S = {"cpu": 60.0, "cuda": 120.0}
 FIRST_CALL_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
 CALL_TIMEOUT_S = {"cpu": 15.0, "cuda": 60.0}  # on a GPU each new shape may be compiled or autotuned
 PREPARE_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
+COMPILE_TIMEOUT_S = 240.0
 DETERMINISM_CALLS = 3
 ARENA_SLACK = 1 << 26
 
