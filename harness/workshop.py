@@ -34,6 +34,7 @@ from harness.arena import Arena, Slot
 from harness.errors import MachineError
 from harness.records import Scalar
 from harness.worker import frames
+from harness.worker.sandbox import SYSTEM_FOLDERS, readable_folders
 
 WORKER_FOLDER = Path(__file__).resolve().parent / "worker"
 START_TIMEOUT_S = 120.0
@@ -41,7 +42,7 @@ KILL_GRACE_S = 10.0
 PASSED_ENVIRONMENT = (
     "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CC", "CXX",
     "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ROCM_HOME", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "TRITON_INTERPRET", "TRITON_PTXAS_PATH", "LANG", "LC_ALL", "TZ",
+    "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_AFFINITY", "TRITON_INTERPRET", "TRITON_PTXAS_PATH", "LANG", "LC_ALL", "TZ",
 )  # fmt: skip
 WARM_ENVIRONMENT = {
     # glibc's heap trimming makes one eager op take 0.2 or 2.7 ms (facts.md, "glibc malloc trap")
@@ -175,6 +176,8 @@ class Workshop:
         self._warm: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._layers: tuple[str, ...] | None = None
+        self._readable = readable_folders()
+        self._hidden = _hidden_folders()
         self._start()
 
     @property
@@ -285,6 +288,8 @@ class Workshop:
             "sandbox": self._sandbox,
             "limits": asdict(self.limits),
             "environment": {},
+            "readable": self._readable,
+            "hidden": self._hidden,
             "preload": [name for name in preload if name not in self._preloaded],
         }
         self._preloaded.update(preload)
@@ -306,6 +311,7 @@ class Worker:
         self._scratch = scratch
         self._start_timeout_s = start_timeout_s
         self._ended: dict[str, Any] | None = None
+        self._guard = 0
         self._closed = False
         self._source: dict[str, str] = {}
         self._final_log = ""
@@ -393,18 +399,36 @@ class Worker:
                     processes += 1
         return Census(processes, threads)
 
+    def pause(self) -> None:
+        """Stop every process of the worker: nothing of it runs until `resume`. Raises WorkerDied when it is gone."""
+        self._order(b"p")
+
+    def resume(self) -> None:
+        """Let a paused worker go on."""
+        self._order(b"r")
+
+    def _order(self, word: bytes) -> None:
+        try:
+            self._lifeline.sendall(word)
+            body = self._hear(time.monotonic() + KILL_GRACE_S)
+        except OSError:
+            body = {}
+        if body.get("obeyed") != word.decode():
+            self._ended = self._ended or body
+            raise self._post_mortem()
+
     def close(self) -> None:
         """Kill the whole tree and wait until it is gone."""
         if self._closed:
             return
-        tree = _tree(getattr(self, "_guard", 0))
         with suppress(OSError):
             self._lifeline.sendall(b"end\n")
         with suppress(WorkerTimeout):
             self._await_end(KILL_GRACE_S)
         if not self._ended:
-            _kill(tree)
-        psutil.wait_procs(tree[:1], timeout=KILL_GRACE_S)  # its own guard, which leaves after its last word
+            if self._guard:
+                _kill(self._guard)
+        _await_absence(self._guard)
         self._final_log = os.pread(self._log, 1 << 22, 0).decode(errors="replace")
         self._closed = True
         self._channel.close()
@@ -532,6 +556,15 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def _hidden_folders() -> tuple[str, ...]:
+    """Our own code and the current folder, should they lie below something that a worker may read."""
+    ours = Path(__file__).resolve().parent
+    folders = [ours.parent] if (ours.parent / ".git").exists() else [ours, ours.parent / "agent"]
+    folders.append(Path.cwd().resolve())
+    system = [Path(folder) for folder in SYSTEM_FOLDERS]
+    return tuple(str(path) for path in folders if not any(folder.is_relative_to(path) for folder in system))
+
+
 def _lasting_cache(source: str) -> str:
     """A compiler cache of this source alone: a kept kernel cannot plant code in the cache of the baseline."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -540,23 +573,20 @@ def _lasting_cache(source: str) -> str:
     return str(folder)
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    if not pid:
-        return []
+def _kill(guard: int) -> None:
+    """The fallback when a guard does not answer: its whole tree; orphans of a dead one are the warm parent's to kill."""
     with suppress(psutil.NoSuchProcess):
-        guard = psutil.Process(pid)
-        return [guard, *guard.children(recursive=True)]
-    return []
+        process = psutil.Process(guard)
+        for member in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
 
 
-def _kill(tree: Sequence[psutil.Process]) -> None:
-    """The fallback when a guard does not answer: its tree as it was seen, then whatever it still had."""
-    for process in tree:
-        with suppress(psutil.NoSuchProcess):
-            for member in (process, *process.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    member.kill()
-    psutil.wait_procs(list(tree), timeout=KILL_GRACE_S)
+def _await_absence(guard: int) -> None:
+    """A guard leaves after its last word; the processes below it are gone by then."""
+    deadline = time.monotonic() + KILL_GRACE_S
+    while guard and Path(f"/proc/{guard}").exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def _environment() -> dict[str, str]:

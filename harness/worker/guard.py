@@ -15,19 +15,28 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import sandbox, worker
+from . import kernel_calls, sandbox, worker
 
 POLL_S = 0.1
 DRAIN = 1 << 16
+PAUSE, RESUME = b"p", b"r"
 GUARD_NAME = "overnight-guard"
 
 
-def launch(request: dict[str, Any], channel_fd: int, lifeline_fd: int, log_fd: int, parent_fd: int) -> NoReturn:
+def launch(
+    request: dict[str, Any],
+    supported: dict[str, str],
+    channel_fd: int,
+    lifeline_fd: int,
+    log_fd: int,
+    parent_fd: int,
+) -> NoReturn:
     """In a fresh fork of the warm parent: enter the namespaces, start the guard below, and leave."""
     os.setsid()
+    sandbox.go_first(children_too=True)  # the right to ask for it is lost in a user namespace
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    layers = sandbox.enter_namespaces() if request["sandbox"] else sandbox.switched_off()
+    layers = sandbox.enter_namespaces(supported) if request["sandbox"] else sandbox.switched_off()
     lifeline = socket.socket(fileno=lifeline_fd)
     pid = os.fork()
     if pid == 0:
@@ -44,14 +53,15 @@ def launch(request: dict[str, Any], channel_fd: int, lifeline_fd: int, log_fd: i
 def _guard(
     request: dict[str, Any], layers: list[sandbox.Layer], channel_fd: int, lifeline: socket.socket, log_fd: int
 ) -> NoReturn:
-    sandbox.rename(GUARD_NAME)
+    kernel_calls.rename(GUARD_NAME)
+    sandbox.go_first(children_too=False)
     sandbox.become_subreaper()
-    sandbox.hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = sandbox.Place.of(request)
     if request["sandbox"]:
-        layers = layers + sandbox.private_mounts(place, layers)
+        place = sandbox.private_root(place, layers, request["limits"]["scratch_bytes"])
     place.make()
+    sandbox.hide_memory()
     output, printer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -80,13 +90,14 @@ def _become_worker(
     os.dup2(printer, 2)
     os.dup2(channel_fd, 3)
     os.closerange(4, 65536)
-    os.set_inheritable(3, False)  # noqa: FBT003 - a C signature
-    sandbox.rename("overnight-worker")
-    place.enter(request)
-    if request["sandbox"]:
-        layers = layers + sandbox.confine(place, request)
     sandbox.show_memory()
-    worker.serve(socket.socket(fileno=3), request, [list(layer) for layer in layers])
+    os.set_inheritable(3, False)  # noqa: FBT003 - a C signature
+    kernel_calls.rename("overnight-worker")
+    sandbox.go_in_turn()
+    place.enter(request["environment"])
+    if request["sandbox"]:
+        layers = layers + sandbox.confine(place, request["limits"], layers, cuda=request["device"] != "cpu")
+    worker.serve(socket.socket(fileno=3), {**request, "scratch": place.scratch}, [list(layer) for layer in layers])
     os._exit(0)
 
 
@@ -133,7 +144,7 @@ def _watch(pid: int, lifeline: socket.socket, log: _Log, limits: dict[str, Any])
             log.drain()
             if log.seen > limits["output_bytes"]:
                 return "output", 0
-        if lifeline.fileno() in ready:
+        if lifeline.fileno() in ready and not _obey(lifeline):
             return "killed", 0
         status = _reap(pid)
         if status is not None:
@@ -144,6 +155,19 @@ def _watch(pid: int, lifeline: socket.socket, log: _Log, limits: dict[str, Any])
             looked = time.monotonic()
             if (broken := _broken_limit(limits)) is not None:
                 return broken, 0
+
+
+def _obey(lifeline: socket.socket) -> bool:
+    """Pause or resume the whole tree at the judge's word; False when it is to end, or the judge is gone."""
+    word = lifeline.recv(1)
+    if word not in {PAUSE, RESUME}:
+        return False
+    number = signal.SIGSTOP if word == PAUSE else signal.SIGCONT
+    for pid in descendants():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    lifeline.sendall(json.dumps({"obeyed": word.decode()}).encode() + b"\n")
+    return True
 
 
 def _reap(worker_pid: int) -> int | None:
@@ -163,7 +187,7 @@ def _broken_limit(limits: dict[str, Any]) -> str | None:
     pids = descendants()
     if len(pids) > limits["processes"]:
         return "processes"
-    if sum(resident_bytes(pid) for pid in pids) > limits["memory_bytes"]:
+    if sum(map(resident_bytes, pids)) > limits["memory_bytes"] < sum(map(proportional_bytes, pids)):
         return "memory"
     return None
 
@@ -175,6 +199,15 @@ def resident_bytes(pid: int) -> int:
     except OSError:
         return 0
     return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
+
+
+def proportional_bytes(pid: int) -> int:
+    """Memory of one process with pages shared among n counted as 1/n (slow to ask for); 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def children(pid: int) -> list[int]:

@@ -38,9 +38,9 @@ def main() -> int:
     channel = socket.socket(fileno=int(sys.argv[1]))
     load_package()
     frames = importlib.import_module(f"{PACKAGE}.frames")
-    guard = importlib.import_module(f"{PACKAGE}.guard")
     sandbox = importlib.import_module(f"{PACKAGE}.sandbox")
-    importlib.import_module(f"{PACKAGE}.worker")
+    supported = sandbox.support()  # tried before torch is here: forks of a small process are quick
+    guard = importlib.import_module(f"{PACKAGE}.guard")  # imports the worker, and with it torch
     with contextlib.suppress(ImportError):
         importlib.import_module("triton")
         importlib.import_module("triton.language")
@@ -58,7 +58,7 @@ def main() -> int:
             request = frames.receive_with_descriptors(channel)
             if request is None:
                 return 0
-            _serve(channel, guard, *request)
+            _serve(channel, guard, supported, *request)
 
 
 def _watch_children() -> socket.socket:
@@ -74,7 +74,13 @@ _keep: list[socket.socket] = []
 _guards: set[int] = set()
 
 
-def _serve(channel: socket.socket, guard: ModuleType, request: dict[str, object], descriptors: list[int]) -> None:
+def _serve(
+    channel: socket.socket,
+    guard: ModuleType,
+    supported: dict[str, str],
+    request: dict[str, object],
+    descriptors: list[int],
+) -> None:
     for name in request.get("preload", ()):  # type: ignore[attr-defined]
         importlib.import_module(str(name))
     if len(descriptors) != 3:
@@ -88,7 +94,7 @@ def _serve(channel: socket.socket, guard: ModuleType, request: dict[str, object]
             try:
                 channel.close()
                 os.close(reader)
-                guard.launch(request, *descriptors, writer)
+                guard.launch(request, supported, *descriptors, writer)
             finally:
                 os._exit(70)
     for descriptor in (*descriptors, writer):

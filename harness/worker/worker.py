@@ -375,7 +375,7 @@ def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in _message(error)
     text = _clipped("".join(traceback.format_exception(error, limit=-20)))
     return {"raised": type(error).__name__[:200], "message": _clipped(_message(error)), "trace": text, "memory": memory}
 
