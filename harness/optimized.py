@@ -104,8 +104,8 @@ def optimize(
 
     `cudagraphs` defaults to whether the model lives on a GPU; `inductor` adds options for the rest of the model, as in
     torch.compile(options=); `under_compile` keeps the kernels when the user compiles around the result, which takes a
-    pass in Inductor's global config. Raises InputError when a kernel's source does not load. Compilation happens at the first
-    call with each set of input shapes.
+    pass in Inductor's global config. Raises InputError when a kernel's source does not load. Compilation happens at the
+    first call with each set of input shapes.
     """
     splicer = Splicer([build_op(kernel) for kernel in kernels], find, match)
     first = next(iter([*model.parameters(), *model.buffers()]), None)

@@ -48,18 +48,20 @@ def _install() -> None:
         return
     config.pre_grad_custom_pass = _Dispatcher(before)
     if hasattr(config, "pre_grad_pass_timing"):
-        config.pre_grad_pass_timing = "early"  # a pass skipped on a cache hit would leave sites uncounted
+        config.pre_grad_pass_timing = "early"  # noqa: S105 - a time of day; a pass skipped on a cache hit would leave sites uncounted
 
 
 class _Dispatcher:
     """The pre-grad pass that stands in the global config."""
 
-    def __init__(self, before: Callable[[fx.Graph], None] | None) -> None:
-        self.before = before
+    def __init__(self, before: Any) -> None:
+        self.before: tuple[Callable[[fx.Graph], None], ...] = ()
+        if before is not None:
+            self.before = tuple(before) if isinstance(before, list | tuple) else (before,)
 
     def __call__(self, graph: fx.Graph) -> None:
-        if self.before is not None:
-            self.before(graph)
+        for other in self.before:
+            other(graph)
         for key in sorted({_mark(node) for node in graph.nodes} - {""}):
             scope = _live.get(key)
             if scope is not None:

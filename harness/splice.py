@@ -45,8 +45,8 @@ class Site:
     outputs: tuple[fx.Node, ...]
 
 
-Finder = Callable[[fx.GraphModule], Sequence[RegionLike]]
-Matcher = Callable[[Target, RegionLike], Mapping[str, int] | None]
+Finder = Callable[[fx.GraphModule], Sequence[Any]]  # of RegionLike
+Matcher = Callable[[Target, Any], Mapping[str, Any] | None]
 
 
 @dataclass

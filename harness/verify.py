@@ -21,13 +21,14 @@ from harness.optimized import Optimized, optimize
 from harness.outputs import Difference, copied, redrawn
 from harness.records import ModeMeasurement, SiteCounts, VerifyReport, VerifyRequest
 from harness.rpc import EventSink
-from harness.soundness import TORCH_FAILURES, check, restored
+from harness.soundness import TORCH_FAILURES, Inputs, check, restored
 
 LOOP_MODES = (OVERNIGHT, COMPILE, EAGER)  # what a session re-measures after each keep
 CPU_BUDGET_S = 12.0
 GPU_BUDGET_S = 6.0
 RECOMPILES = 64  # every mode and every leave-one-out of one model shares Dynamo's limit per code object
 SECOND_SEED = 20261130
+MORE_SETS = 3  # further input sets whose outputs are compared
 
 
 class Loaded(Protocol):
@@ -52,6 +53,10 @@ class Loaded(Protocol):
     @property
     def name(self) -> str:
         """For people."""
+
+    @property
+    def input_sets(self) -> Sequence[Any]:
+        """All example inputs, each with args and kwargs; args and kwargs above are the first one's."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +103,17 @@ def verify_model(
     subject = ModelCall(loaded.model, tuple(loaded.args), dict(loaded.kwargs), on_gpu)
     budget = budget_s if budget_s is not None else GPU_BUDGET_S if on_gpu else CPU_BUDGET_S
     with _fresh_compiler(), torch.no_grad():
-        ours = optimize(subject.model, kernels, inductor=inductor, under_compile=False)
-        sites, difference = _outputs(ours, subject, kernels)
+        ours = _spliced(subject, kernels, inductor)
+        sites, difference = _outputs(ours, subject, kernels, _other_inputs(loaded))
         emit("outputs", {"ok": difference.ok, "max_error": _finite(difference.max_error), "detail": difference.detail})
         timings = _timings(ours, subject, modes, budget, emit)
         suspects = _suspects(subject, kernels, difference.ok, budget, emit, inductor) if bisect else ()
     return _report(loaded, timings, difference, sites, suspects)
+
+
+def _spliced(subject: ModelCall, kernels: Sequence[Kernel], inductor: Mapping[str, Any] | None) -> Optimized:
+    """Without the global pass, so that the other modes stay what a user has."""
+    return optimize(subject.model, kernels, inductor=inductor, under_compile=False)
 
 
 @contextmanager
@@ -118,20 +128,30 @@ def _fresh_compiler() -> Iterator[None]:
         yield
 
 
-def _outputs(ours: Optimized, subject: ModelCall, kernels: Sequence[Kernel]) -> tuple[Sites, Difference]:
-    """Compare on the captured inputs and on fresh ones; count the sites in one call."""
-    inputs = (subject.args, subject.kwargs)
+def _other_inputs(loaded: Loaded) -> list[Inputs]:
+    """The user's further input sets, a few of them."""
+    return [(tuple(one.args), dict(one.kwargs)) for one in loaded.input_sets[1 : 1 + MORE_SETS]]
+
+
+def _outputs(
+    ours: Optimized, subject: ModelCall, kernels: Sequence[Kernel], others: Sequence[Inputs]
+) -> tuple[Sites, Difference]:
+    """Compare on the captured inputs, on fresh values of their shapes and on `others`; count the sites in one call."""
+    captured: Inputs = (subject.args, subject.kwargs)
+    worst, notes = 0.0, []
     try:
         sites = _count_sites(ours, subject, kernels)
-        first = check(ours, subject.model, inputs)
-        second = check(ours, subject.model, redrawn(inputs, SECOND_SEED)) if first.ok else first
+        for inputs in (captured, redrawn(captured, SECOND_SEED), *others):
+            difference = check(ours, subject.model, inputs)
+            worst = max(worst, difference.max_error)
+            notes += [difference.detail] if difference.detail and difference.detail not in notes else []
+            if not difference.ok:
+                return sites, Difference(ok=False, max_error=worst, detail=difference.detail)
     except TORCH_FAILURES as error:
         failure = f"the optimised model raised {type(error).__name__}: {_first_line(error)}"
-        return Sites({}, {kernel.target.id: len(kernel.target.call_sites) for kernel in kernels}), Difference(
-            ok=False, max_error=float("inf"), detail=failure
-        )
-    worst = max(first.max_error, second.max_error)
-    return sites, Difference(first.ok and second.ok, worst, first.detail or second.detail)
+        nowhere = Sites({}, {kernel.target.id: len(kernel.target.call_sites) for kernel in kernels})
+        return nowhere, Difference(ok=False, max_error=float("inf"), detail=failure)
+    return sites, Difference(ok=True, max_error=worst, detail="; ".join(notes))
 
 
 def _count_sites(ours: Optimized, subject: ModelCall, kernels: Sequence[Kernel]) -> Sites:
@@ -189,16 +209,16 @@ def _suspects(
     if not outputs_ok:
         broken = []
         for kernel in kernels:
-            alone = optimize(subject.model, [kernel], inductor=inductor, under_compile=False)
-            ok = _outputs(alone, subject, [kernel])[1].ok
+            alone = _spliced(subject, [kernel], inductor)
+            ok = _outputs(alone, subject, [kernel], [])[1].ok
             emit("bisect", {"target": kernel.target.id, "ok": ok})
             if not ok:
                 broken.append(kernel.target.id)
         return tuple(broken)
-    calls: dict[str, Call] = {"": build_mode(OVERNIGHT, subject, optimize(subject.model, kernels, inductor=inductor, under_compile=False))}
+    calls: dict[str, Call] = {"": build_mode(OVERNIGHT, subject, _spliced(subject, kernels, inductor))}
     for index, kernel in enumerate(kernels):
         others = [*kernels[:index], *kernels[index + 1 :]]
-        calls[kernel.target.id] = build_mode(OVERNIGHT, subject, optimize(subject.model, others, inductor=inductor, under_compile=False))
+        calls[kernel.target.id] = build_mode(OVERNIGHT, subject, _spliced(subject, others, inductor))
         emit("bisect", {"target": kernel.target.id, "ok": True})
     samples = measure(calls, on_gpu=subject.on_gpu, budget_s=budget_s)
     return tuple(left_out for left_out in samples if left_out and speedup(samples[left_out], samples[""]).low > 1.0)

@@ -29,6 +29,7 @@ class Example:
     kwargs: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     name: str = "example"
+    input_sets: tuple[Any, ...] = ()
 
 
 class Norm(nn.Module):
