@@ -154,6 +154,14 @@ class Journal:
             if changed.rowcount != 1:
                 raise AssertionError(f"experiment {number} cannot become {after}")
 
+    def withdraw(self, number: int, target: str, reason: str) -> None:
+        """Take back the candidate of a target that cannot be judged: no experiment, a note for the report."""
+        with self._step() as connection:
+            connection.execute(
+                "DELETE FROM experiments WHERE number = ? AND state = ?", (number, ExperimentState.PROPOSED)
+            )
+            connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (f"unjudgeable:{target}", reason))
+
     # Readers
 
     def experiments(self) -> tuple[Experiment, ...]:
@@ -166,10 +174,16 @@ class Journal:
             self._finished.append(one)
         return (*self._finished, *(one for one in fresh if one.number > len(self._finished)))
 
-    def experiment(self, number: int) -> Experiment:
-        """One experiment."""
+    def experiment(self, number: int) -> Experiment | None:
+        """One experiment, None when there is none of that number."""
         query = f"SELECT {', '.join(_COLUMNS)} FROM experiments WHERE number = ?"  # noqa: S608 - our own names
-        return _experiment(self._connection.execute(query, (number,)).fetchone())
+        row = self._connection.execute(query, (number,)).fetchone()
+        return _experiment(row) if row else None
+
+    def unjudgeable(self) -> dict[str, str]:
+        """Targets that cannot be judged, and why."""
+        rows = self._connection.execute("SELECT name, value FROM notes WHERE name LIKE 'unjudgeable:%'")
+        return {name.partition(":")[2]: value for name, value in rows}
 
     def invalid_reply(self, number: int) -> InvalidReply | None:
         """The stored answer of a proposer that was no candidate."""

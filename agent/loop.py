@@ -1,13 +1,18 @@
 """The night: propose, judge, keep or revert, record, and measure the model after each keep."""
 
+import json
+import shutil
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 from agent import policy, ranking
 from agent.errors import InputError, MachineError, OvernightError, StopRequestedError
 from agent.harness_client import HarnessDiedError, HarnessProcess
-from agent.journal import Decision
+from agent.journal import Decision, now_iso
 from agent.places import write_whole
 from agent.proposers.base import Ordered
 from agent.records import Candidate, Experiment, ExperimentState, InvalidReply, NothingLeft, RowStatus
@@ -19,6 +24,8 @@ from harness.records import JudgeRequest, Target, Verdict, VerifyReport
 
 QUICK_MODES = ("overnight", "eager", "compile")
 ENVIRONMENT_STREAK = 3
+TARGET_ENVIRONMENT_STREAK = 2
+UNJUDGEABLE = "unjudgeable"
 
 
 class Ending(StrEnum):
@@ -51,6 +58,7 @@ def night(session: Session) -> Outcome:
             if isinstance(proposal, Candidate) and not settle_unjudged(session, number, proposal):
                 examine(session, judge, number, proposal)
             finish(session, number)
+            park_unwell(session, proposal.target)
         return Outcome(Ending.STOPPED if session.harness.stop() else Ending.BUDGET, reason)
     except StopRequestedError:
         interrupt(session)
@@ -65,6 +73,7 @@ def night(session: Session) -> Outcome:
 def prepare(session: Session) -> None:
     """Profile once, make the branch ready, and settle what a kill left half done."""
     session.journal.start_run()
+    session.parked.update(session.journal.unjudgeable())
     if session.report is None:
         session.say(f"profiling {session.options.model.reference}")
         session.report = session.harness.profile(session.options.model, session.places.folder)
@@ -81,7 +90,7 @@ def reconcile(session: Session) -> None:
         if one.state is ExperimentState.PROPOSED and one.candidate:
             session.store_source(one.number, one.candidate)
         finish(session, one.number, cut_off=True)
-        outcome = session.journal.experiment(one.number).status
+        outcome = next(after.status for after in session.journal.experiments() if after.number == one.number)
         again = "; the same candidate is judged again next" if outcome is RowStatus.INTERRUPTED else ""
         session.say(f"experiment {one.number} was left {one.state} by the run before: now {outcome}{again}")
 
@@ -114,9 +123,8 @@ def choose_target(session: Session) -> Target | None:
     """The ranking's choice, or that of a proposer with an order of its own (replay)."""
     experiments = session.journal.experiments()
     if isinstance(session.proposer, Ordered):
-        return session.proposer.next_target(
-            [target for target in session.targets if target.id not in session.parked], experiments
-        )
+        playable = [target for target in session.targets if target.id not in session.parked]
+        return session.proposer.next_target(playable, experiments)
     return ranking.next_target(session.targets, experiments, frozenset(session.parked), session.journal.judge_seconds())
 
 
@@ -144,25 +152,37 @@ def examine(session: Session, judge: "Judge", number: int, candidate: Candidate)
     """Judge it and store the verdict; what the machine or we got wrong is a row `environment`, not a crash."""
     started = time.monotonic()
     try:
-        verdict = judge(candidate)
+        verdict = judge(number, candidate)
     except InputError:
         raise
     except OvernightError as error:
         judge.close()
         _decide(session, number, candidate, Decision(RowStatus.ENVIRONMENT, " ".join(str(error).split())))
         return
+    if verdict.guard == UNJUDGEABLE:
+        withdraw(session, number, candidate, verdict.detail)
+        return
     session.journal.judged(number, verdict, judge_s=time.monotonic() - started)
     session.store_verdict(session.journal.experiment(number))
+
+
+def withdraw(session: Session, number: int, candidate: Candidate, reason: str) -> None:
+    """A target that cannot be judged has no row: its first candidate is taken back, the reason goes to the report."""
+    session.branch.revert(kernel_path(candidate))
+    session.journal.withdraw(number, candidate.target, reason)
+    shutil.rmtree(session.places.experiment(number), ignore_errors=True)
+    session.parked.add(candidate.target)
+    session.say(f"{candidate.target} is set aside: {reason}")
 
 
 def finish(session: Session, number: int, *, cut_off: bool = False) -> None:
     """Take an experiment from where it stands to its row."""
     one = session.journal.experiment(number)
+    if one is None:
+        return  # withdrawn: its target cannot be judged
     if one.state is not ExperimentState.DECIDED:
         _decide(session, number, one.candidate, decision(session, one, cut_off=cut_off))
-    session.record(number)
-    session.say(headline(session.journal.experiment(number)))
-    _stop_when_unwell(session)
+    session.say(headline(session.record(number)))
 
 
 def decision(session: Session, one: Experiment, *, cut_off: bool) -> Decision:
@@ -224,8 +244,8 @@ class Judge:
         self._session = session
         self._process: HarnessProcess | None = None
 
-    def __call__(self, candidate: Candidate) -> Verdict:
-        """The verdict. Raises StopRequestedError, MachineError, OursError."""
+    def __call__(self, number: int, candidate: Candidate) -> Verdict:
+        """The verdict; events go to the experiment's log. Raises StopRequestedError, MachineError, OursError."""
         session = self._session
         incumbent = session.incumbent(candidate.target)
         tried = [one for one in session.journal.experiments() if one.target == candidate.target and one.verdict]
@@ -237,17 +257,22 @@ class Judge:
             library_calls=session.options.library_calls,
             trials=len(tried),
         )
+        log = session.places.experiment(number) / "log.txt"
         try:
-            return self._call(request)
+            return self._call(request, log)
         except HarnessDiedError as error:
-            self._session.say(f"the judge is started again: {str(error).splitlines()[0]}")
+            session.say(f"the judge is started again: {str(error).splitlines()[0]}")
             self.close()
-            return self._call(request)
+            return self._call(request, log)
 
-    def _call(self, request: JudgeRequest) -> Verdict:
-        harness = self._session.harness
-        self._process = self._process or harness.start("judge")
-        return self._process.call("judge", request, Verdict, timeout_s=JUDGE_TIMEOUT_S, on_event=harness.on_event)
+    def _call(self, request: JudgeRequest, log: Path) -> Verdict:
+        self._process = self._process or self._session.harness.start("judge")
+        with log.open("a", encoding="utf-8") as file:
+
+            def write(name: str, body: Mapping[str, Any]) -> None:
+                file.write(f"{now_iso()} {name} {json.dumps(dict(body), ensure_ascii=False)}\n")
+
+            return self._process.call("judge", request, Verdict, timeout_s=JUDGE_TIMEOUT_S, on_event=write)
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -293,15 +318,30 @@ def headline(one: Experiment) -> str:
 
 
 def _exhausted(session: Session) -> Outcome:
-    if session.journal.experiments():
+    experiments = session.journal.experiments()
+    if experiments and experiments[-1].status is RowStatus.ENVIRONMENT:
+        raise MachineError(f"No target is left that this machine can judge: {_words_of(experiments[-1])}")
+    if experiments:
         return Outcome(Ending.EXHAUSTED, "every target is at its bound, parked or out of ideas")
     return Outcome(Ending.NOTHING, "the profile shows no target that any kernel could improve")
 
 
-def _stop_when_unwell(session: Session) -> None:
-    """Three environment failures in a row are the machine's: stop instead of writing a night of them."""
-    last = session.journal.experiments()[-ENVIRONMENT_STREAK:]
-    if len(last) == ENVIRONMENT_STREAK and all(one.status is RowStatus.ENVIRONMENT for one in last):
-        verdict = last[-1].verdict
-        detail = verdict.detail if verdict else last[-1].detail
-        raise MachineError(f"{ENVIRONMENT_STREAK} experiments in a row failed because of the machine: {detail}")
+def park_unwell(session: Session, target: str) -> None:
+    """Environment failures of one target park it; three in a row over several targets are the machine's: stop."""
+    experiments = session.journal.experiments()
+    mine = [one for one in experiments if one.target == target][-TARGET_ENVIRONMENT_STREAK:]
+    if len(mine) == TARGET_ENVIRONMENT_STREAK and _all_environment(mine):
+        session.parked.add(target)
+        session.say(f"{target} is parked: {_words_of(mine[-1])}")
+    last = experiments[-ENVIRONMENT_STREAK:]
+    if len(last) == ENVIRONMENT_STREAK and _all_environment(last) and len({one.target for one in last}) > 1:
+        reason = _words_of(last[-1])
+        raise MachineError(f"{ENVIRONMENT_STREAK} experiments in a row failed because of the machine: {reason}")
+
+
+def _all_environment(experiments: Sequence[Experiment]) -> bool:
+    return all(one.status is RowStatus.ENVIRONMENT for one in experiments)
+
+
+def _words_of(one: Experiment) -> str:
+    return one.verdict.detail if one.verdict else one.detail

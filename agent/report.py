@@ -95,6 +95,10 @@ def markdown(places: SessionPlaces, journal: Journal) -> str:
         parts += ["## The model", "", *_verify_table(verified), ""]
     parts += ["## Experiments", "", "| # | status | target | against best | 95% | what |", "|---|---|---|---|---|---|"]
     parts += [_experiment_line(one) for one in journal.experiments()]
+    unjudgeable = journal.unjudgeable()
+    if unjudgeable:
+        parts += ["", "## Targets that cannot be judged", ""]
+        parts += [f"- {target}: {reason}" for target, reason in unjudgeable.items()]
     if profile:
         parts += [
             "",

@@ -127,18 +127,21 @@ class Session:
             (folder / "candidate.py").write_bytes(proposal.source.encode())
         return folder / "candidate.py"
 
-    def store_verdict(self, experiment: Experiment) -> str:
+    def store_verdict(self, experiment: Experiment | None) -> str:
         """Write an experiment's verdict.json from the journal; returns its sha256."""
+        assert experiment is not None
         assert experiment.verdict is not None
         text = wire.to_json(experiment.verdict) + "\n"
         write_whole(self.places.experiment(experiment.number) / "verdict.json", text)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def record(self, number: int) -> None:
-        """Write the row of a decided experiment, once, and close it."""
+    def record(self, number: int) -> Experiment:
+        """Write the row of a decided experiment, once, and close it; returns it."""
         experiment = self.journal.experiment(number)
+        assert experiment is not None
         results.append(self.places.results, row(experiment, self.places.name, self.journal, self.report))
         self.journal.recorded(number)
+        return experiment
 
 
 def row(experiment: Experiment, name: str, journal: Journal, report: ProfileReport | None) -> results.Row:

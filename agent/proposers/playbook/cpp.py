@@ -7,7 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agent.proposers.playbook.cpp_functions import needed
-from agent.proposers.playbook.nests import Coefficient, Loop, Nest, Plan, Tensor, reduced_loops, resolve
+from agent.proposers.playbook.nests import (
+    Coefficient,
+    Loop,
+    Nest,
+    Plan,
+    Tensor,
+    constant_names,
+    out_names,
+    reduced_loops,
+    resolve,
+    stride_names,
+)
 from agent.proposers.playbook.sizes import Size, Unsupported, product
 from agent.proposers.playbook.values import INTEGERS, TRANSCENDENTAL, Reduction, Value
 
@@ -116,28 +127,6 @@ class CppPrinter:
         ]
         numbers = [f"const int64_t {name}" for name in (*plan.symbols, *stride_names(plan))]
         return pointers + numbers + [f"const float {name}" for name in constant_names(plan)]
-
-
-def out_names(plan: Plan) -> list[str]:
-    """C names of the outputs, distinct from the inputs'."""
-    return ["out" if len(plan.outputs) == 1 else f"out{n}" for n in range(len(plan.outputs))]
-
-
-def stride_names(plan: Plan) -> list[str]:
-    """The run-time strides that the kernel takes, in order."""
-    names: list[str] = []
-    for tensor in plan.inputs:
-        names += [c.stride for c in _ordered(tensor) if c.stride and c.stride not in names]
-    return names
-
-
-def _ordered(tensor: Tensor) -> list[Coefficient]:
-    return sorted(tensor.coefficients.values(), key=lambda c: c.stride)
-
-
-def constant_names(plan: Plan) -> list[str]:
-    """The target's float constants, which the kernel takes as arguments."""
-    return [name for name, value in plan.target.constants.items() if isinstance(value, float) and math.isfinite(value)]
 
 
 def _work(nest: Nest) -> str:

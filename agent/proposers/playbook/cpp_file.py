@@ -1,8 +1,8 @@
 """Assembles the kernel file around a generated C++ kernel: build, load, check layouts, allocate, call."""
 
-from agent.proposers.playbook.cpp import STORAGE, CppPrinter, constant_names, out_names, stride_names
-from agent.proposers.playbook.nests import Plan, Tensor
-from agent.proposers.playbook.sizes import ONE, Size
+from agent.proposers.playbook.cpp import CppPrinter
+from agent.proposers.playbook.nests import Plan, Tensor, constant_names, out_names, stride_names
+from agent.proposers.playbook.sizes import ONE
 from harness.records import Scalar, Target
 
 TUNABLES: dict[str, list[int]] = {
@@ -198,5 +198,3 @@ def allocate(tensor: Tensor, device: str) -> str:
 def _tuple(parts: list[str]) -> str:
     return ", ".join(parts) + ("," if len(parts) == 1 else "")
 
-
-__all__ = ["STORAGE", "TUNABLES", "Size", "cpp_file"]

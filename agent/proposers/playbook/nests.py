@@ -1,5 +1,6 @@
 """Turns a traced region into loop nests: which axes are loops, how tensors are addressed, what runs in which pass."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -271,3 +272,25 @@ def resolve(region: Region, value: Value, coordinates: dict[int, int]) -> tuple[
     """The value that is computed, with only the coordinates that it depends on."""
     value, coordinates = redirect(region.axes, value, coordinates)
     return value, {leaf: coordinates[leaf] for leaf in region.statics(value)}
+
+
+def out_names(plan: Plan) -> list[str]:
+    """C names of the outputs, distinct from the inputs'."""
+    return ["out" if len(plan.outputs) == 1 else f"out{n}" for n in range(len(plan.outputs))]
+
+
+def stride_names(plan: Plan) -> list[str]:
+    """The run-time strides that the kernel takes, in order."""
+    names: list[str] = []
+    for tensor in plan.inputs:
+        names += [c.stride for c in _ordered(tensor) if c.stride and c.stride not in names]
+    return names
+
+
+def _ordered(tensor: Tensor) -> list[Coefficient]:
+    return sorted(tensor.coefficients.values(), key=lambda c: c.stride)
+
+
+def constant_names(plan: Plan) -> list[str]:
+    """The target's float constants, which the kernel takes as arguments."""
+    return [name for name, value in plan.target.constants.items() if isinstance(value, float) and math.isfinite(value)]
