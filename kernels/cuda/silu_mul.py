@@ -1,0 +1,244 @@
+"""SiLU(gate)·up in one CUDA C++ pass; halves of one wider tensor are read where they lie."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+DTYPES = ("float32", "float16", "bfloat16")
+TUNABLES = {
+    "THREADS": [256, 128, 512],
+    "UNROLL": [2, 4, 1],  # 16-byte loads in flight a thread
+    "STREAM": [0, 1],  # evict-first stores
+    "PDL": [1, 0],  # start while the kernel before drains (Hopper)
+}
+THREADS = TUNABLES["THREADS"][0]
+UNROLL = TUNABLES["UNROLL"][0]
+STREAM = TUNABLES["STREAM"][0]
+PDL = TUNABLES["PDL"][0]
+SOURCE = r"""
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+using T = SCALAR;
+constexpr int VEC = 16 / sizeof(T);  // elements of one 16-byte access
+struct Vector { float v[VEC]; };
+
+__device__ __forceinline__ T narrow(float value) { return T(value); }  // round to nearest even
+__device__ __forceinline__ Vector unpack(uint4 raw) {
+    Vector out;
+    const unsigned word[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if constexpr (std::is_same_v<T, float>) {
+            out.v[i] = __uint_as_float(word[i]);
+        } else if constexpr (std::is_same_v<T, __half>) {
+            const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&word[i]));
+            out.v[2 * i] = two.x, out.v[2 * i + 1] = two.y;
+        } else {
+            out.v[2 * i] = __uint_as_float(word[i] << 16);
+            out.v[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+        }
+    }
+    return out;
+}
+__device__ __forceinline__ uint4 pack(const Vector& in) {
+    unsigned word[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if constexpr (std::is_same_v<T, float>) {
+            word[i] = __float_as_uint(in.v[i]);
+        } else if constexpr (std::is_same_v<T, __half>) {
+            const __half2 two = __floats2half2_rn(in.v[2 * i], in.v[2 * i + 1]);
+            word[i] = *reinterpret_cast<const unsigned*>(&two);
+        } else {
+            const __nv_bfloat162 two = __floats2bfloat162_rn(in.v[2 * i], in.v[2 * i + 1]);
+            word[i] = *reinterpret_cast<const unsigned*>(&two);
+        }
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+// Data that is read once leaves L1 alone. volatile keeps the loads behind start().
+__device__ __forceinline__ uint4 load16(const T* at) {
+    uint4 raw;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(at));
+    return raw;
+}
+__device__ __forceinline__ void store16(T* at, uint4 raw) {
+    if constexpr (STREAM) __stcs(reinterpret_cast<uint4*>(at), raw);
+    else *reinterpret_cast<uint4*>(at) = raw;
+}
+// Programmatic dependent launch: blocks may become resident while the kernel before still runs, but touch no
+// memory before it has finished; only then may the next kernel's blocks come.
+__device__ __forceinline__ void start() {
+#if PDL
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+template <class Kernel, class... Arguments>
+int launch(Kernel kernel, dim3 grid, dim3 block, size_t shared, void* stream, Arguments... arguments) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;
+    config.stream = static_cast<cudaStream_t>(stream);
+    cudaLaunchAttribute early[1];
+    early[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early[0].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = early, config.numAttrs = PDL;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+extern "C" const char* explain(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+
+__device__ __forceinline__ float silu_mul(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+__device__ __forceinline__ uint4 silu_mul(uint4 gate, uint4 up) {
+    Vector left = unpack(gate);
+    const Vector right = unpack(up);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        if constexpr (std::is_same_v<T, float>) left.v[j] = silu_mul(left.v[j], right.v[j]);
+        else left.v[j] = __fdividef(left.v[j], 1.0f + __expf(-left.v[j])) * right.v[j];
+        // __fdividef gives 0 for a divisor above 2^126: the limit of SiLU there
+    }
+    return pack(left);
+}
+// Row blockIdx.y·65535 + z of `width` elements; a contiguous tensor is one row.
+__global__ void __launch_bounds__(THREADS)
+silu_mul_rows(const T* gate, const T* up, T* y, int64_t rows, int64_t width, int64_t gate_row, int64_t up_row) {
+    start();
+    const int64_t row = blockIdx.y + int64_t(blockIdx.z) * gridDim.y;
+    if (row >= rows) return;
+    gate += row * gate_row, up += row * up_row, y += row * width;
+    const int64_t first = (int64_t(blockIdx.x) * UNROLL * THREADS + threadIdx.x) * VEC;
+    uint4 left[UNROLL], right[UNROLL];
+#pragma unroll
+    for (int i = 0; i < UNROLL; i++) {
+        const int64_t at = first + i * THREADS * VEC;
+        if (at + VEC <= width) left[i] = load16(gate + at), right[i] = load16(up + at);
+    }
+#pragma unroll
+    for (int i = 0; i < UNROLL; i++) {
+        const int64_t at = first + i * THREADS * VEC;
+        if (at + VEC <= width) store16(y + at, silu_mul(left[i], right[i]));
+        else for (int64_t j = at; j < width; j++) y[j] = narrow(silu_mul(float(gate[j]), float(up[j])));
+    }
+}
+extern "C" int silu_mul(const T* gate, const T* up, T* y, int64_t rows, int64_t width, int64_t gate_row, int64_t up_row,
+                        void* stream) {
+    constexpr int64_t tile = THREADS * VEC * UNROLL;
+    const int64_t high = rows < 65535 ? rows : 65535;
+    const dim3 grid(unsigned((width + tile - 1) / tile), unsigned(high), unsigned((rows + high - 1) / high));
+    return launch(silu_mul_rows, grid, dim3(THREADS), 0, stream, gate, up, y, rows, width, gate_row, up_row);
+}
+"""
+
+SCALARS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+POINTER, INTEGER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def command(dtype, capability):
+    """The nvcc call, without its files, for one dtype and one device capability."""
+    compiler = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    early = int(bool(PDL) and capability >= (9, 0))
+    defines = {
+        "SCALAR": SCALARS[dtype],
+        "PDL": early,
+        "HOPPER": int(capability >= (9, 0)),
+        "THREADS": THREADS,
+        "UNROLL": UNROLL,
+        "STREAM": STREAM,
+    }
+    flags = [compiler, "-O3", "-std=c++17", "-arch=sm_{}{}".format(*capability), "-shared", "-Xcompiler", "-fPIC"]
+    return flags + [f"-D{name}={value}" for name, value in defines.items()]
+
+
+@cache
+def library(dtype, capability):
+    """The compiled source, built once per machine and kept under TMPDIR in a folder of this user."""
+    build = command(dtype, capability)
+    key = hashlib.sha256("\0".join([SOURCE, *build]).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / f"overnight-cuda-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to another user: set TMPDIR to a folder of your own")
+    target = folder / f"{key}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            source, built = Path(scratch) / "kernel.cu", Path(scratch) / "kernel.so"
+            source.write_text(SOURCE)
+            try:
+                done = subprocess.run([*build, source, "-o", built], capture_output=True, text=True, check=False)
+            except FileNotFoundError as error:
+                raise RuntimeError("nvcc is not installed: the CUDA kernels need the CUDA toolkit") from error
+            if done.returncode:
+                raise RuntimeError(f"nvcc failed:\n{done.stderr[-4000:]}")
+            built.replace(target)
+    loaded = ctypes.CDLL(str(target))
+    loaded.explain.restype = ctypes.c_char_p
+    return loaded
+
+
+@cache
+def entry(name, arguments, dtype, device):
+    """The C function `name`, called with `arguments` and then the stream; raises when a launch fails."""
+    built = library(dtype, torch.cuda.get_device_capability(device))
+    function = getattr(built, name)
+    function.argtypes = [*arguments, POINTER]
+
+    def check(code):
+        if code:
+            raise RuntimeError(f"{name}: {built.explain(code).decode()} (CUDA error {code})")
+
+    function.restype = check
+    return function
+
+
+def aligned(x):
+    """x contiguous and on a 16-byte boundary."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+SIGNATURE = (POINTER, POINTER, POINTER, INTEGER, INTEGER, INTEGER, INTEGER)
+
+
+def row_stride(x):
+    """Elements between rows of x, seen as a matrix of its last dimension; None when 16-byte accesses cannot walk it."""
+    vector = 16 // x.element_size()
+    if x.dim() < 2 or x.stride(-1) != 1 or x.shape[-1] % vector or x.stride(-2) % vector or x.data_ptr() % 16:
+        return None
+    for i in range(x.dim() - 2):
+        if x.stride(i) != x.stride(i + 1) * x.shape[i + 1]:
+            return None
+    return x.stride(-2)
+
+
+def kernel_fn(gate, up):
+    kind = torch.promote_types(gate.dtype, up.dtype)
+    gate, up = gate.to(kind), up.to(kind)
+    y = torch.empty_like(gate)
+    count = gate.numel()
+    if count == 0:
+        return y
+    if gate.stride() == up.stride() == y.stride() and (gate.data_ptr() | up.data_ptr()) % 16 == 0:
+        rows, width, strides = 1, count, (count, count)
+    else:
+        rows, width = count // gate.shape[-1], gate.shape[-1]
+        strides = row_stride(gate), row_stride(up)
+        if None in strides or not y.is_contiguous():
+            return kernel_fn(gate.clone(), torch.empty_like(y).copy_(up))
+    pointers = gate.data_ptr(), up.data_ptr(), y.data_ptr()
+    stream = torch.cuda.current_stream(gate.device).cuda_stream
+    entry("silu_mul", SIGNATURE, kind, gate.device)(*pointers, rows, width, *strides, stream)
+    return y
