@@ -42,7 +42,7 @@ KILL_GRACE_S = 10.0
 PASSED_ENVIRONMENT = (
     "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CC", "CXX",
     "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ROCM_HOME", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_AFFINITY", "TRITON_INTERPRET", "TRITON_PTXAS_PATH", "LANG", "LC_ALL", "TZ",
+    "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_AFFINITY", "TRITON_INTERPRET", "TRITON_PTXAS_PATH", "LC_ALL", "TZ",
 )  # fmt: skip
 WARM_ENVIRONMENT = {
     # glibc's heap trimming makes one eager op take 0.2 or 2.7 ms (facts.md, "glibc malloc trap")
@@ -279,7 +279,8 @@ class Workshop:
         self._count += 1
         scratch = self._folder / f"{self._count}-{secrets.token_hex(4)}"
         scratch.mkdir(mode=0o700)
-        preload = COMPILER_MODULES if execution is Execution.COMPILE else ()
+        # On a GPU these imports touch CUDA, and a process that has touched CUDA cannot fork workers that use it.
+        preload = COMPILER_MODULES if execution is Execution.COMPILE and self.device == "cpu" else ()
         request = {
             "device": self.device,
             "scratch": str(scratch),
@@ -425,9 +426,8 @@ class Worker:
             self._lifeline.sendall(b"end\n")
         with suppress(WorkerTimeout):
             self._await_end(KILL_GRACE_S)
-        if not self._ended:
-            if self._guard:
-                _kill(self._guard)
+        if self._guard and not self._ended:
+            _kill(self._guard)
         _await_absence(self._guard)
         self._final_log = os.pread(self._log, 1 << 22, 0).decode(errors="replace")
         self._closed = True
@@ -574,7 +574,7 @@ def _lasting_cache(source: str) -> str:
 
 
 def _kill(guard: int) -> None:
-    """The fallback when a guard does not answer: its whole tree; orphans of a dead one are the warm parent's to kill."""
+    """The fallback when a guard does not answer: its tree; orphans of a dead one are the warm parent's to kill."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(guard)
         for member in (process, *process.children(recursive=True)):

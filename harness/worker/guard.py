@@ -19,6 +19,7 @@ from . import kernel_calls, sandbox, worker
 
 POLL_S = 0.1
 DRAIN = 1 << 16
+EXACT_UP_TO = 8
 PAUSE, RESUME = b"p", b"r"
 GUARD_NAME = "overnight-guard"
 
@@ -187,9 +188,12 @@ def _broken_limit(limits: dict[str, Any]) -> str | None:
     pids = descendants()
     if len(pids) > limits["processes"]:
         return "processes"
-    if sum(map(resident_bytes, pids)) > limits["memory_bytes"] < sum(map(proportional_bytes, pids)):
-        return "memory"
-    return None
+    inherited = resident_bytes(os.getpid())  # pages that every fork shares with the warm parent
+    if sum(max(0, resident_bytes(pid) - inherited) for pid in pids) <= limits["memory_bytes"]:
+        return None
+    # A child between fork and exec seems to double its parent. Asking exactly is slow, so a crowd is not asked.
+    exact = len(pids) > EXACT_UP_TO or sum(map(proportional_bytes, pids)) > limits["memory_bytes"]
+    return "memory" if exact else None
 
 
 def resident_bytes(pid: int) -> int:

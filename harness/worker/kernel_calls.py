@@ -182,10 +182,11 @@ AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = 0, 4, 16
 
 def seccomp_program(machine: str) -> bytes:
     """The BPF filter of one architecture (`x86_64` or `aarch64`); raises KeyError for another."""
+    architecture = AUDIT_ARCH[machine]
     column = list(AUDIT_ARCH).index(machine)
     steps = [
         (LOAD, 0, 0, AT_ARCH),
-        (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
+        (JUMP_EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL_PROCESS),
         (LOAD, 0, 0, AT_NUMBER),
     ]

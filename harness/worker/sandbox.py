@@ -258,7 +258,7 @@ def _build_root(place: Place, scratch_bytes: int) -> None:
     Path("/var").mkdir(exist_ok=True)
     Path("/var/tmp").symlink_to("/tmp")
     calls.set_read_only("/", read_only=True)
-    for path in ("/tmp", "/dev/shm", "/proc", *([PRIVATE_CACHE] if place.cache else [])):  # noqa: S108
+    for path in ("/tmp", "/dev/shm", "/proc", *([PRIVATE_CACHE] if place.cache else [])):
         calls.set_read_only(path, read_only=False)
 
 
