@@ -82,10 +82,14 @@ template <class T> static inline void store_tail(T* p, int64_t n, vf v) {
     T buffer[W]; store(buffer, v); memcpy(p, buffer, n * sizeof(T));
 }
 static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never depends on scheduling
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float t[W]; store(t, v);
     for (int half = W / 2; half; half /= 2)
         for (int i = 0; i < half; i++) t[i] += t[i + half];
     return t[0];
+#endif
 }
 static inline vf larger(vf a, vf b) {  // b where a lane of either is NaN
 #if defined(__AVX512F__)
@@ -97,23 +101,18 @@ static inline vf larger(vf a, vf b) {  // b where a lane of either is NaN
 #endif
 }
 static inline float max_lanes(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float t[W]; store(t, v);
     for (int i = 1; i < W; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
     return t[0];
-}
-static inline vf smaller(vf a, vf b) {  // b where a lane of either is NaN
-#if defined(__AVX512F__)
-    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
-#else
-    return a < b ? a : b;
 #endif
 }
-// e^x within 1 ulp or so: x = n·ln2 + r, a minimax polynomial of degree 6 on |r| <= ln2/2 (3e-9 relative), times 2^n.
-// Overflows to inf, fades through the subnormals to 0, keeps NaN.
+// e^x for x <= 88, within an ulp or so: x = n·ln2 + r, a minimax polynomial of degree 6 in r (3e-9 relative),
+// times 2^n. Fades through the subnormals to 0 at -104 and below, keeps NaN.
 static inline vf vexp(vf x) {
-    x = smaller(fill(89.0f), larger(fill(-104.0f), x));
+    x = larger(fill(-104.0f), x);
     vf n = x * 1.44269504f + 12582912.0f - 12582912.0f;  // round to nearest by the mantissa's last bit
     vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
     vf p = r * 0.0013814601115882397f + 0.008368716575205326f;

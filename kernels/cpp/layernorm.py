@@ -81,10 +81,14 @@ template <class T> static inline void store_tail(T* p, int64_t n, vf v) {
     T buffer[W]; store(buffer, v); memcpy(p, buffer, n * sizeof(T));
 }
 static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never depends on scheduling
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float t[W]; store(t, v);
     for (int half = W / 2; half; half /= 2)
         for (int i = 0; i < half; i++) t[i] += t[i + half];
     return t[0];
+#endif
 }
 // Sums per block of 4096 columns in float32, over blocks in double; the order never depends on the threads.
 template <class T>
@@ -95,7 +99,8 @@ static double block_sum(const T* x, int64_t n) {
         for (int u = 0; u < UNROLL; u++) part[u] += load(x + i + u * W);
     for (; i + W <= n; i += W) part[0] += load(x + i);
     if (i < n) part[0] += load_tail(x + i, n - i, 0);
-    for (int u = 1; u < UNROLL; u++) part[0] += part[u];
+    for (int half = UNROLL / 2; half; half /= 2)
+        for (int u = 0; u < half; u++) part[u] += part[u + half];
     return sum_lanes(part[0]);
 }
 template <class T>
@@ -125,7 +130,8 @@ static double row_variance(const T* x, int64_t cols, float mean) {
             vf v = load_tail(x + i, end - i, mean) - mean;
             part[0] += v * v;
         }
-        for (int u = 1; u < UNROLL; u++) part[0] += part[u];
+        for (int half = UNROLL / 2; half; half /= 2)
+            for (int u = 0; u < half; u++) part[u] += part[u + half];
         sum += sum_lanes(part[0]);
     }
     return sum / cols;

@@ -81,10 +81,14 @@ template <class T> static inline void store_tail(T* p, int64_t n, vf v) {
     T buffer[W]; store(buffer, v); memcpy(p, buffer, n * sizeof(T));
 }
 static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never depends on scheduling
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float t[W]; store(t, v);
     for (int half = W / 2; half; half /= 2)
         for (int i = 0; i < half; i++) t[i] += t[i + half];
     return t[0];
+#endif
 }
 // Sums of squares per block of 4096 columns in float32, over blocks in double.
 template <class T>
@@ -107,7 +111,8 @@ static double mean_of_squares(const T* x, int64_t cols) {
             vf v = load_tail(x + i, end - i, 0);
             part[0] += v * v;
         }
-        for (int u = 1; u < UNROLL; u++) part[0] += part[u];
+        for (int half = UNROLL / 2; half; half /= 2)
+            for (int u = 0; u < half; u++) part[u] += part[u + half];
         sum += sum_lanes(part[0]);
     }
     return sum / cols;

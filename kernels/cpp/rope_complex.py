@@ -96,10 +96,12 @@ static inline vf permute(vf v, const int32_t* order) {
     vi o; memcpy(&o, order, sizeof o);
     return __builtin_shuffle(v, o);
 }
-static inline vf turn(vf x, vf rotation, vf sign) {  // (a + bi)(c + di) = (ac - bd) + (bc + ad)i, pair by pair
-    vf c = permute(rotation, lanes<W>::real), d = permute(rotation, lanes<W>::imaginary);
-    return x * c + permute(x, lanes<W>::swap) * (d * sign);
-}
+struct turn {  // (a + bi)(c + di) = (ac - bd) + (bc + ad)i, pair by pair
+    vf c, d;
+    turn(vf rotation, vf sign)
+        : c(permute(rotation, lanes<W>::real)), d(permute(rotation, lanes<W>::imaginary) * sign) {}
+    vf operator()(vf x) const { return x * c + permute(x, lanes<W>::swap) * d; }
+};
 
 // x [batch, positions, heads, width] by strides, y dense, rotations [positions, width] as (cos, sin) pairs.
 template <class T>
@@ -108,16 +110,21 @@ static void rope(const T* x, const float* rotations, T* y, int64_t batch, int64_
     vf sign;
     for (int i = 0; i < W; i++) sign[i] = i % 2 ? 1.0f : -1.0f;
     #pragma omp parallel for schedule(static) if (batch * positions * heads * width >= PARALLEL_MIN)
-    for (int64_t bs = 0; bs < batch * positions; bs++)
-        for (int64_t h = 0; h < heads; h++) {
-            const T* from = x + bs / positions * by_batch + bs % positions * by_position + h * by_head;
-            const float* rotation = rotations + bs % positions * width;
-            T* to = y + (bs * heads + h) * width;
-            int64_t i = 0;
-            for (; i + W <= width; i += W) store(to + i, turn(load(from + i), load(rotation + i), sign));
-            if (const int64_t n = width - i; n > 0)
-                store_tail(to + i, n, turn(load_tail(from + i, n, 0), load_tail(rotation + i, n, 0), sign));
+    for (int64_t bs = 0; bs < batch * positions; bs++) {
+        const T* from = x + bs / positions * by_batch + bs % positions * by_position;
+        const float* rotation = rotations + bs % positions * width;
+        T* to = y + bs * heads * width;
+        int64_t i = 0;
+        for (; i + W <= width; i += W) {
+            const turn by(load(rotation + i), sign);
+            for (int64_t h = 0; h < heads; h++) store(to + h * width + i, by(load(from + h * by_head + i)));
         }
+        if (const int64_t n = width - i; n > 0) {
+            const turn by(load_tail(rotation + i, n, 0), sign);
+            for (int64_t h = 0; h < heads; h++)
+                store_tail(to + h * width + i, n, by(load_tail(from + h * by_head + i, n, 0)));
+        }
+    }
 }
 
 #define EXPORT(T, name) \

@@ -89,24 +89,10 @@ static inline vf larger(vf a, vf b) {  // b where a lane of either is NaN
     return a > b ? a : b;
 #endif
 }
-static inline float max_lanes(vf v) {
-    float t[W]; store(t, v);
-    for (int i = 1; i < W; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
-    return t[0];
-}
-static inline vf smaller(vf a, vf b) {  // b where a lane of either is NaN
-#if defined(__AVX512F__)
-    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
-#else
-    return a < b ? a : b;
-#endif
-}
-// e^x within 1 ulp or so: x = n·ln2 + r, a minimax polynomial of degree 6 on |r| <= ln2/2 (3e-9 relative), times 2^n.
-// Overflows to inf, fades through the subnormals to 0, keeps NaN.
+// e^x for x <= 88, within an ulp or so: x = n·ln2 + r, a minimax polynomial of degree 6 in r (3e-9 relative),
+// times 2^n. Fades through the subnormals to 0 at -104 and below, keeps NaN.
 static inline vf vexp(vf x) {
-    x = smaller(fill(89.0f), larger(fill(-104.0f), x));
+    x = larger(fill(-104.0f), x);
     vf n = x * 1.44269504f + 12582912.0f - 12582912.0f;  // round to nearest by the mantissa's last bit
     vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
     vf p = r * 0.0013814601115882397f + 0.008368716575205326f;
@@ -121,7 +107,17 @@ static inline vf vexp(vf x) {
     return p * (vf)((half + 127) << 23) * (vf)((k - half + 127) << 23);
 #endif
 }
-static inline vf silu(vf x) { return x / (1.0f + vexp(-x)); }
+static inline vf smaller(vf a, vf b) {  // b where a lane of either is NaN
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+static inline vf over_one_plus_exp(vf x, vf u) { return x / (1.0f + vexp(smaller(fill(89.0f), u))); }  // e^89 is inf
+static inline vf silu(vf x) { return over_one_plus_exp(x, -x); }
 
 // Rows of gate and up lie gate_pitch and up_pitch elements apart, those of y are dense.
 template <class T>

@@ -126,6 +126,39 @@ def logits_and_targets(count: int, classes: int) -> tuple[Tensor, ...]:
     return 3 * normal(count, classes), torch.randint(0, classes, (count,))
 
 
+def mlp_truth(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def mlp_inputs(count: int, width: int, hidden: int) -> tuple[Tensor, ...]:
+    gate, up = (normal(hidden, width) / max(1, width) ** 0.5 for _ in range(2))
+    return normal(count, width), gate, up, normal(width, hidden) / max(1, hidden) ** 0.5
+
+
+def attention_truth(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    times = q.shape[1] // max(1, k.shape[1])
+    k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return torch.softmax(scores.masked_fill(future, float("-inf")), -1) @ v
+
+
+def attention_inputs(batch: int, heads: int, length: int, width: int) -> tuple[Tensor, ...]:
+    return normal(batch, heads, length, width), normal(batch, heads, length, width), normal(batch, heads, length, width)
+
+
+MATMUL_SHAPES = [
+    (5, 7, 3),
+    (1, 1, 1),
+    (14, 16, 32),
+    (130, 70, 33),
+    (3, 1100, 65),
+    (0, 4, 3),
+    (3, 0, 4),
+    (100, 129, 257),
+]
+ATTENTION_SHAPES = [(1, 2, 67, 64), (2, 3, 130, 20), (1, 1, 1, 64), (0, 2, 5, 8), (3, 1, 3, 16), (1, 1, 200, 130)]
+MLP_SHAPES = [(67, 33, 97), (5, 129, 257), (32, 64, 128), (0, 16, 32), (1, 1, 1), (1, 17, 3)]
 ROTARY_SHAPES = [(1, 2, 5, 64), (2, 3, 7, 6), (1, 1, 1, 2), (1, 8, 130, 80), (0, 2, 3, 8), (1, 2, 3, 100)]
 
 OPS = [
@@ -152,6 +185,24 @@ OPS = [
         [lambda s=s: logits_and_targets(*s) for s in [(5, 7), (1, 1), (300, 129), (9, 5000), (3, 2048), (0, 4)]]
         + [lambda: (normal(40, 30).t(), torch.randint(0, 40, (60,))[::2])],
     ),
+    Op(
+        "matmul",
+        lambda a, b: a @ b,
+        [lambda s=s: (normal(s[0], s[1]), normal(s[1], s[2])) for s in MATMUL_SHAPES]
+        + [lambda: (normal(40, 30).t(), normal(50, 40).t())]
+        + [lambda: (normal(20, 90)[::2, 10:50], normal(40, 60)[:, 7:40])],
+        units=32,
+    ),
+    Op(
+        "flash_attention",
+        attention_truth,
+        [lambda s=s: attention_inputs(*s) for s in ATTENTION_SHAPES]
+        + [lambda: tuple(t.transpose(1, 2) for t in attention_inputs(2, 70, 3, 40))]
+        + [lambda: (normal(2, 4, 37, 16), normal(2, 2, 37, 16), normal(2, 2, 37, 16))]
+        + [lambda: tuple(t[..., ::2] for t in attention_inputs(1, 2, 19, 24))],
+        units=32,
+    ),
+    Op("fused_mlp", mlp_truth, [lambda s=s: mlp_inputs(*s) for s in MLP_SHAPES], units=64),
     Op(
         "rotary_embedding",
         rotary_truth,
@@ -261,6 +312,23 @@ def test_infinities_and_nans_land_where_pytorch_puts_them(name: str, dtype: torc
             got, right = module.kernel_fn(*inputs), op.truth(*(t.double() for t in inputs)).to(dtype)
             assert torch.equal(got.isnan(), right.isnan())
             assert torch.equal(got.isinf(), right.isinf())
+
+
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+def test_attention_adds_a_mask_and_skips_what_it_hides(dtype: torch.dtype) -> None:
+    torch.manual_seed(14)
+    kernel_fn = load("flash_attention").kernel_fn
+    q, k, v = (t.to(dtype) for t in attention_inputs(2, 3, 150, 40))
+    for mask in (normal(150, 150), torch.full((150, 150), float("-inf")).triu(1), normal(2, 1, 1, 150)):
+        scores = q.double() @ k.double().mT * 0.3 + mask.double()
+        close(kernel_fn(q, k, v, False, 0.3, mask=mask), torch.softmax(scores, -1) @ v.double(), 32)
+
+
+def test_attention_without_a_causal_mask_sees_every_key() -> None:
+    torch.manual_seed(15)
+    q, k, v = normal(1, 2, 9, 64), normal(1, 2, 201, 64), normal(1, 2, 201, 64)
+    right = torch.softmax(q.double() @ k.double().mT / 8, -1) @ v.double()
+    close(load("flash_attention").kernel_fn(q, k, v, causal=False), right, 32)
 
 
 def test_softmax_survives_masked_columns_and_large_values() -> None:
