@@ -1,5 +1,6 @@
 """From a command to a night and its morning: settings, proposer, detaching, final verification, what to do next."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from harness import wire
 from harness.records import VerifyReport
 
 DEFAULT_HOURS = 8.0
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DETACH_PATIENCE_S = 10.0
 Flags = dict[str, str | None]
 
@@ -87,6 +89,12 @@ def run_session(
             return _whole_night(opened, show)
     except MachineError as error:
         raise MachineError(f"{error} Resume with `overnight resume {places.name}` when that is mended.") from error
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise MachineError(
+            f"No space is left for {error.filename or 'the session'}: free some, then `overnight resume {places.name}`."
+        ) from error
     except InputError:
         if not places.profile.exists():
             session.discard(places)

@@ -72,6 +72,9 @@ def judge(body):
     status, _, speedup = (re.search(r"^# verdict: (.+)$", source, re.MULTILINE) or ["", "keep 1.5"])[1].partition(" ")
     if status == "ours":
         raise RefusedError("ours", "the judge has a bug")
+    guard = None
+    if status == "unjudgeable":
+        status, guard = "environment", "unjudgeable"
     accepted = status in {"keep", "discard"}
     ratio = float(speedup or 1)
     timing = {
@@ -81,7 +84,7 @@ def judge(body):
     stages = ["smoke", "shapes", "stability", "determinism", "edge", "benchmark"]
     return {
         "accepted": accepted, "status": status, "target": Path(body["target"]).stem, "device": body["device"],
-        "stage": None if accepted else "shapes", "guard": None, "detail": f"scripted {status}",
+        "stage": None if accepted else "shapes", "guard": guard, "detail": f"scripted {guard or status}",
         "blame": None if accepted else "environment" if status == "environment" else "candidate",
         "stages": {name: {"status": "pass" if accepted else "not_run", "seconds": 0.0} for name in stages},
         "timing": timing if accepted else None, "sandbox": [],

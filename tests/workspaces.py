@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 DRIVER = Path(__file__).resolve().parent / "drive_session.py"
@@ -46,7 +47,14 @@ def kernel(verdict: str = "keep 1.5", *lines: str, name: str = "x") -> str:
     return "\n".join([f"# verdict: {verdict}", *lines, "def kernel_fn(x):", f"    return {name!r}", ""])
 
 
-def drive(folder: Path, verb: str, *arguments: str, name: str = "night", check: bool = True) -> str:
+def drive(
+    folder: Path,
+    verb: str,
+    *arguments: str,
+    name: str = "night",
+    check: bool = True,
+    before: Callable[[], None] | None = None,
+) -> str:
     """Run the supervisor to its end and return what it printed."""
     done = subprocess.run(
         [sys.executable, str(DRIVER), verb, str(folder), name, *arguments],
@@ -54,6 +62,7 @@ def drive(folder: Path, verb: str, *arguments: str, name: str = "night", check: 
         text=True,
         env=ENVIRONMENT,
         timeout=60,
+        preexec_fn=before,
     )
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
