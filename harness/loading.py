@@ -40,7 +40,7 @@ class LoadedModel:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str
-    device: torch.device
+    device: str  # "cpu" or "cuda"
     dtype: torch.dtype
     fingerprint: dict[str, str] = field(default_factory=dict)
     input_sets: tuple[InputSet, ...] = ()
@@ -73,7 +73,14 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     sets = _inputs(spec, found, model, device, dtype)
     first = sets[0]
     loaded = LoadedModel(
-        model, first.args, dict(first.kwargs), found.name, device, dtype, _fingerprint(spec, found, model), tuple(sets)
+        model,
+        first.args,
+        dict(first.kwargs),
+        found.name,
+        device.type,
+        dtype,
+        _fingerprint(spec, found, model),
+        tuple(sets),
     )
     _try(loaded)
     return loaded

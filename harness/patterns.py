@@ -130,7 +130,21 @@ def unify(pattern: Any, found: Any) -> dict[str, Any] | None:
         for size, value in zip(expected[1], real[1], strict=True):
             if isinstance(size, str) and size[1:].isidentifier():
                 bindings.setdefault(size[1:], value)
-    return bindings if _agree(pattern, found, bindings) else None
+    same_tensors = all(_agree_tensors(pattern[side], found[side], bindings) for side in ("inputs", "outputs"))
+    return bindings if same_tensors and _agree(pattern["nodes"], found["nodes"], bindings) else None
+
+
+def _agree_tensors(expected: Any, real: Any, bindings: Mapping[str, Any]) -> bool:
+    """[dtype, sizes, strides, ...] of every tensor; the stride of a dimension of size one means nothing."""
+    if len(expected) != len(real):
+        return False
+    for one, other in zip(expected, real, strict=True):
+        if not _agree([one[0], one[1], *one[3:]], [other[0], other[1], *other[3:]], bindings):
+            return False
+        strides = zip(one[2], other[2], strict=True)
+        if not all(stride is None or found is None or _agree(stride, found, bindings) for stride, found in strides):
+            return False
+    return True
 
 
 def _agree(expected: Any, real: Any, bindings: Mapping[str, Any]) -> bool:

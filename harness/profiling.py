@@ -1,0 +1,179 @@
+"""Profiles a model: what could be replaced, what each part costs inside the deployed mode, and what it must cost.
+
+The deployed mode is the model compiled by Inductor, with CUDA graphs on a GPU. Times are of the generated code's own
+statements, each traced back to the regions it computes, so the shares are a disjoint cover of the measured total: the
+rest is launch, idle or not captured, and is said. Times of a shared machine are medians and still noisy.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from harness import device, marks, targets
+from harness.attribution import owners_of, shares_of
+from harness.capture import Capture, capture
+from harness.instrument import Instrumented, compile_instrumented, instrumenting
+from harness.loading import LoadedModel, load_model
+from harness.marks import Marking
+from harness.measured import Measured
+from harness.records import ProfileReport, ProfileRequest, Target
+from harness.roofline import floor_us
+from harness.rpc import EventSink
+from harness.targets import Draft
+
+PRODUCT_KINDS = frozenset({"linear", "matmul", "conv", "attention"})
+CPU_BUDGET_S = 5.0
+MIN_ROUNDS, MAX_ROUNDS = 3, 60
+LAUNCH_BOUND_FACTOR = 2.0
+
+
+@dataclass
+class Bill:
+    """µs of one forward by region, and what no region owns."""
+
+    regions: dict[int, float] = field(default_factory=dict)
+    unowned: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def total(self) -> float:
+        """µs of all statements."""
+        return sum(self.regions.values()) + self.unowned
+
+
+def profile(request: ProfileRequest, emit: EventSink) -> ProfileReport:
+    """Profile a model and write its targets below the request's folder. Raises InputError for what cannot be used."""
+    emit("progress", {"message": "loading the model"})
+    loaded = load_model(request.model)
+    emit("progress", {"message": "capturing its graphs"})
+    found = capture(loaded)
+    drafts = targets.draft_targets(found)
+    emit("progress", {"message": f"{len(drafts)} different regions; running them on the captured inputs"})
+    targets.observe(found, drafts)
+    emit("progress", {"message": "compiling and measuring the model"})
+    measured = measure(loaded)
+    peaks = device.peaks(loaded.device)
+    report, samples = assemble(loaded, found, drafts, measured, peaks)
+    targets.save(Path(request.folder), report, samples)
+    return report
+
+
+def measure(loaded: LoadedModel) -> Measured:
+    """Time the deployed mode of a model, statement by statement."""
+    if loaded.device == "cuda":
+        from harness.device_trace import measure_cuda
+
+        return measure_cuda(loaded)
+    return _measure_cpu(loaded)
+
+
+def _measure_cpu(loaded: LoadedModel) -> Measured:
+    made = compile_instrumented(loaded.model, {})
+    with torch.no_grad():
+        with instrumenting(made):
+            made.call(*loaded.args, **loaded.kwargs)
+        totals, rounds = _clock(made, loaded)
+    numbers = {number for each in rounds for number in each}
+    spent = {number: median(each.get(number, 0.0) for each in rounds) for number in numbers}
+    return Measured("compile", 1e3 * median(totals), spent, made.statements, made.graphs)
+
+
+def _clock(made: Instrumented, loaded: LoadedModel) -> tuple[list[float], list[dict[int, float]]]:
+    """Alternate plain runs (seconds) and marked runs (µs per statement) within the time allowed."""
+    for _ in range(2):
+        made.call(*loaded.args, **loaded.kwargs)
+    totals: list[float] = []
+    rounds: list[dict[int, float]] = []
+    deadline = time.perf_counter() + CPU_BUDGET_S
+    while len(rounds) < MAX_ROUNDS and (len(rounds) < MIN_ROUNDS or time.perf_counter() < deadline):
+        start = time.perf_counter()
+        made.call(*loaded.args, **loaded.kwargs)
+        totals.append(time.perf_counter() - start)
+        marks.start(Marking.CLOCK)
+        made.call(*loaded.args, **loaded.kwargs)
+        rounds.append(marks.stop())
+    return totals, rounds
+
+
+def bill_of(found: Capture, measured: Measured) -> Bill:
+    """Divide the statements' times among the regions."""
+    bill = Bill()
+    same = len(found.graphs) == len(measured.graphs)
+    owners = [owners_of(graph) for graph in found.graphs]
+    for number, graph in enumerate(found.graphs):
+        if not same or measured.graphs[number] != graph.names:
+            bill.notes.append(f"graph {number} compiled to other nodes than captured: its time is not attributed")
+    shared = 0.0
+    for statement in measured.statements:
+        spent = measured.statement_us.get(statement.number, 0.0)
+        known = same and measured.graphs[statement.graph] == found.graphs[statement.graph].names
+        parts = shares_of(statement, owners[statement.graph]) if known else []
+        if not parts:
+            bill.unowned += spent
+        if len(parts) > 1:
+            shared += spent
+        for region, part in parts:
+            bill.regions[id(region)] = bill.regions.get(id(region), 0.0) + spent * part
+    if shared and bill.total():
+        bill.notes.append(
+            f"{shared / bill.total():.0%} of the time is in kernels of several targets, divided by bytes written"
+        )
+    return bill
+
+
+def assemble(
+    loaded: LoadedModel, found: Capture, drafts: Sequence[Draft], measured: Measured, peaks: Mapping[str, float]
+) -> tuple[ProfileReport, dict[str, list[tuple[torch.Tensor, ...]]]]:
+    """The report, ranked, and the samples of its targets."""
+    bill = bill_of(found, measured)
+    total_us = max(1e3 * measured.total_ms, bill.total())
+    calls = {number: max(1, len(graph.calls)) for number, graph in enumerate(found.graphs)}
+    notes = [*found.notes, *measured.notes, *bill.notes]
+    ranked: list[Target] = []
+    samples: dict[str, list[tuple[torch.Tensor, ...]]] = {}
+    uncaptured = bill.unowned
+    for draft in drafts:
+        spent = sum(bill.regions.get(id(region), 0.0) for _, region in draft.sites)
+        if draft.mismatch:
+            notes.append(f"{draft.id} is not offered: {draft.mismatch}")
+            uncaptured += spent
+            continue
+        ranked.append(_timed(targets.finish(draft, calls), spent, total_us, peaks))
+        samples[draft.id] = draft.samples
+    ranked.sort(key=lambda target: (-target.model_gain(), -target.share, target.id))
+    report = ProfileReport(
+        model=loaded.name,
+        device=loaded.device,
+        device_name=device.device_name(loaded.device),
+        mode=measured.mode,
+        total_ms=total_us / 1e3,
+        idle_share=_idle_share(bill, total_us),
+        uncaptured_share=uncaptured / total_us,
+        targets=tuple(ranked),
+        peaks=dict(peaks),
+        notes=tuple(notes),
+        fingerprint={**device.versions(loaded.device), **loaded.fingerprint},
+    )
+    return report, samples
+
+
+def _idle_share(bill: Bill, total_us: float) -> float:
+    return max(0.0, 1.0 - bill.total() / total_us) if total_us > 0 else 0.0
+
+
+def _timed(target: Target, spent_us: float, total_us: float, peaks: Mapping[str, float]) -> Target:
+    """The target with its time per call, share, floor and launch mark."""
+    dtype = target.outputs[0].dtype
+    floor = floor_us(target.flops, target.bytes, dtype, peaks, product=target.kind in PRODUCT_KINDS)
+    per_call = spent_us / len(target.call_sites)
+    launch = peaks.get("launch_us", 0.0)
+    return replace(
+        target,
+        time_us=per_call,
+        floor_us=floor,
+        share=spent_us / total_us,
+        launch_bound=floor < launch and per_call <= LAUNCH_BOUND_FACTOR * max(launch, floor) * 2,
+    )
