@@ -119,6 +119,11 @@ class Arena:
         """Give the memory back; views of it must not be used afterwards."""
         self._region.close()
 
+    def settle(self) -> None:
+        """Wait until everything this process has queued on the device is in the arena."""
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
         """What a worker needs to map the arena: a JSON-ready description and descriptors to pass along."""
         return self._region.invitation()

@@ -51,6 +51,7 @@ WARM_ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "CUDA_MODULE_LOADING": "LAZY",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a look for a GPU in the warm parent must not initialise CUDA there
 }
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 
@@ -176,6 +177,7 @@ class Workshop:
         self._warm: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._layers: tuple[str, ...] | None = None
+        self._spare: Worker | None = None
         self._readable = readable_folders()
         self._hidden = _hidden_folders()
         self._start()
@@ -202,17 +204,38 @@ class Workshop:
         A trusted worker (eager, compiled, incumbent) is the same but keeps its compiler caches.
         Raises MachineError when no worker can be started.
         """
-        cache = _lasting_cache(source) if trusted else None
+        worker = None if trusted or execution is Execution.COMPILE else self._take_spare(arena)
+        if worker is None:
+            worker = self._open(execution, _lasting_cache(source) if trusted else None, arena)
+        worker.choose(source, entry, execution)
+        return worker
+
+    def prepare_next(self, arena: Arena) -> None:
+        """Fork the next candidate's worker ahead, its CUDA context included. Never call this in a timed section."""
+        if self._spare is None:
+            self._spare = self._open(Execution.PLAIN, None, arena)
+
+    def _take_spare(self, arena: Arena) -> "Worker | None":
+        spare, self._spare = self._spare, None
+        if spare is not None and not (spare.arena is arena and spare.alive()):
+            spare.close()
+            return None
+        return spare
+
+    def _open(self, execution: Execution, cache: str | None, arena: Arena) -> "Worker":
         worker = self._fork(execution, cache=cache)
         try:
-            worker.attach(arena, source, entry, execution)
+            worker.attach(arena)
         except BaseException:
             worker.close()
             raise
         return worker
 
     def close(self) -> None:
-        """End the warm parent and remove the scratch folders."""
+        """End the spare worker and the warm parent and remove the scratch folders."""
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -315,6 +338,7 @@ class Worker:
         self._guard = 0
         self._closed = False
         self._source: dict[str, str] = {}
+        self.arena: Arena | None = None
         self._final_log = ""
         self.peak_memory_mb: float | None = None
         try:
@@ -339,7 +363,7 @@ class Worker:
             return self._final_log
         return os.pread(self._log, 1 << 22, 0).decode(errors="replace")
 
-    def attach(self, arena: Arena, source: str, entry: str, execution: Execution) -> None:
+    def attach(self, arena: Arena) -> None:
         """Map the arena into the worker; used by `Workshop.open`."""
         body, descriptors = arena.invitation()
         try:
@@ -347,7 +371,15 @@ class Worker:
             self._receive(self._start_timeout_s)
         except (WorkerTimeout, WorkerDied, KernelRaised, OSError) as error:
             raise MachineError(f"a worker could not map the arena: {error}; {self.log[-1000:]}") from error
+        self.arena = arena
+
+    def choose(self, source: str, entry: str, execution: Execution) -> None:
+        """Say what `load` will import; used by `Workshop.open`."""
         self._source = {"source": source, "entry": entry, "execution": execution.value}
+
+    def alive(self) -> bool:
+        """Whether the worker still runs, as far as its guard has said."""
+        return not self._closed and not select.select([self._lifeline], [], [], 0)[0]
 
     def load(self, timeout_s: float) -> None:
         """Import the kernel file. Raises KernelRaised, WorkerTimeout, WorkerDied, WorkerOutOfMemory."""
@@ -380,6 +412,7 @@ class Worker:
     def time(self, repeats: int, timeout_s: float, *, flush: bool = False) -> Sample:
         """Run all prepared calls `repeats` times; `flush` empties the GPU's L2 before each repeat."""
         body = {"verb": "time", "repeats": repeats, "flush": flush}
+        self._settle()
         begin = time.perf_counter()
         answer = self._ask(body, timeout_s)
         seconds = time.perf_counter() - begin
@@ -445,6 +478,7 @@ class Worker:
         self.close()
 
     def _ask(self, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self._settle()
         self._channel.settimeout(timeout_s)
         try:
             frames.send(self._channel, body)
@@ -454,6 +488,10 @@ class Worker:
         except OSError:
             raise self._post_mortem() from None
         return self._receive(timeout_s)
+
+    def _settle(self) -> None:
+        if self.arena is not None:
+            self.arena.settle()
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         try:

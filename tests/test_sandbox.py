@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -230,6 +232,7 @@ def test_descriptors_of_the_judge_are_not_inherited(shop, arena):
     assert len(eval(printed)) <= 6, printed
 
 
+@needs_root_of_its_own
 def test_a_full_scratch_folder_is_an_error_of_the_kernel_and_no_more(shop, arena):
     body = """
 for index in range(8):
@@ -275,6 +278,22 @@ def test_the_filter_is_built_for_both_architectures():
         assert len(program) // 8 < 4096
     with pytest.raises(KeyError):
         kernel_calls.seccomp_program("riscv64")
+
+
+@pytest.mark.slow
+@needs_root_of_its_own
+def test_where_user_namespaces_are_forbidden_the_other_layers_hold_and_say_which_are_missing():
+    tests = ["tests/test_workshop.py", "tests/test_sandbox.py", "-m", "not slow", "-k", "detached or bomb or written"]
+    script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    command = ["unshare", "-Ur", "sh", "-c", script, "sh", sys.executable, "-m", "pytest", "-rs", *tests]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stdout
+    assert "passed" in result.stdout
+    probe = "from harness.worker import sandbox\nfor layer in sandbox.probe(): print(layer.name, layer.active)"
+    command = ["unshare", "-Ur", "sh", "-c", script, "sh", sys.executable, "-c", probe]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60).stdout
+    assert "user namespace False" in said
+    assert "seccomp True" in said
 
 
 def test_a_workshop_without_a_sandbox_says_so(arena):

@@ -291,6 +291,58 @@ def test_a_forged_frame_is_a_death_and_never_an_answer(shop, arena):
     assert_healthy(shop, arena)
 
 
+def test_a_worker_forked_ahead_serves_the_next_candidate_and_its_arena_alone(shop, arena):
+    shop.prepare_next(arena)
+    spare = shop._spare
+    with shop.open(ADD, arena) as worker:
+        assert worker is spare
+    shop.prepare_next(arena)
+    other = Arena("cpu", 4 << 20)
+    assert_healthy(shop, other)
+    assert shop._spare is None
+    other.close()
+    shop.prepare_next(arena)
+    psutil.Process(shop._spare._guard).kill()
+    time.sleep(0.2)
+    assert_healthy(shop, arena)
+
+
+def test_a_paused_worker_does_nothing_until_it_is_resumed(shop, arena):
+    source = """
+import threading, time
+ticks = [0]
+def count():
+    while True:
+        ticks[0] += 1
+        time.sleep(0.001)
+threading.Thread(target=count, daemon=True).start()
+def kernel_fn(x):
+    return x + ticks[0]
+"""
+    slot, out = arena.place(torch.zeros(1)), arena.reserve((1,), "float32")
+
+    def ticks(worker):
+        worker.call([slot], {}, [out], 10)
+        return arena.tensor(out).item()
+
+    with shop.open(source, arena) as worker:
+        worker.load(10)
+        assert worker.census().threads >= 2
+        before = ticks(worker)
+        time.sleep(0.3)
+        running = ticks(worker) - before
+        before = ticks(worker)
+        worker.pause()
+        time.sleep(0.3)
+        worker.resume()
+        assert running > 20
+        assert ticks(worker) - before < running / 2
+        worker.pause()
+        with pytest.raises(WorkerTimeout):
+            worker.call([slot], {}, [out], 0.3)
+    assert not leftovers()
+
+
 def test_a_killed_warm_parent_is_started_again(arena):
     with Workshop("cpu", threads=1) as shop:
         assert_healthy(shop, arena)

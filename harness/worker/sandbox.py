@@ -6,6 +6,7 @@ slowing the machine down while it may run.
 """
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -162,11 +163,9 @@ def support() -> dict[str, str]:
 
 
 def _try_namespaces(scratch: str) -> object:
-    try:
-        _enter_user_namespace()
-    except OSError as error:
-        return {USER: str(error)}
-    found = {USER: ""}
+    found = {USER: _attempt(_enter_user_namespace)}
+    if found[USER]:
+        return found
     for name, flag in FLAGS.items():
         found[name] = _attempt(partial(calls.unshare, flag))
     found[ROOT] = "needs the pid namespace"
@@ -194,7 +193,7 @@ def _attempt(action: Callable[[], None]) -> str:
     try:
         action()
     except OSError as error:
-        return str(error)
+        return "user.max_user_namespaces is 0 or used up" if error.errno == errno.ENOSPC else str(error)
     return ""
 
 
