@@ -5,7 +5,6 @@ torch's caching allocator, so that nothing else is exported. Does not protect th
 can write anywhere in the arena at any time, which is why the judge hashes its inputs and compares output values.
 """
 
-import ctypes
 import fcntl
 import hashlib
 import mmap
@@ -13,17 +12,17 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from enum import StrEnum
 from typing import Any
 
 import torch
 
 from harness.errors import MachineError
+from harness.worker import device_memory
 
 POISON = 0xFF  # NaN in every floating dtype, -1 in signed integers
 CPU_ALIGNMENT = 64
 CUDA_ALIGNMENT = 512
-CUDA_GRANULE = 2 << 20  # cudaMalloc carves 2 MiB blocks and IPC exports whole blocks
 GAP_STEPS = 256
 SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW: a truncated file would SIGBUS the judge
 DIGEST_CHUNK = 1 << 24
@@ -59,16 +58,26 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-class Arena:
-    """One shared region of `nbytes`; raises MachineError when the machine cannot give it."""
+class Sharing(StrEnum):
+    """How device memory reaches a worker: CUDA IPC, or a descriptor of a virtual-memory allocation."""
 
-    def __init__(self, device: str, nbytes: int) -> None:
+    IPC = "ipc"
+    DESCRIPTOR = "descriptor"
+
+
+class Arena:
+    """One shared region of `nbytes`; raises MachineError when the machine cannot give it.
+
+    `sharing` matters on a GPU alone.
+    """
+
+    def __init__(self, device: str, nbytes: int, sharing: Sharing = Sharing.IPC) -> None:
         self.device = torch.device(device)
         self._region: _Memfd | _DeviceMemory
         if self.device.type == "cpu":
             self._region, self._alignment = _Memfd(nbytes), CPU_ALIGNMENT
         else:
-            self._region, self._alignment = _DeviceMemory(self.device, nbytes), CUDA_ALIGNMENT
+            self._region, self._alignment = _DeviceMemory(self.device, nbytes, sharing), CUDA_ALIGNMENT
         self.nbytes = self._region.nbytes
         self._salt = secrets.randbits(62) | 1
         self._cursor = 0
@@ -173,43 +182,44 @@ class _Memfd:
             self._fd = -1
 
 
-class _IpcHandle(ctypes.Structure):
-    _fields_ = (("reserved", ctypes.c_char * 64),)
-
-
 class _DeviceMemory:
-    """One cudaMalloc of whole IPC granules, exported by handle."""
+    """One raw device allocation, mapped by a worker through CUDA IPC or through a descriptor."""
 
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        self._device = device
-        self.nbytes = -(-max(nbytes, 1) // CUDA_GRANULE) * CUDA_GRANULE
-        self._runtime = load_cuda_runtime()
-        self._pointer = ctypes.c_void_p()
-        with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()  # makes the primary context current before the raw calls
-            self._check(self._runtime.cudaMalloc(ctypes.byref(self._pointer), ctypes.c_size_t(self.nbytes)), "malloc")
-            handle = _IpcHandle()
-            self._check(self._runtime.cudaIpcGetMemHandle(ctypes.byref(handle), self._pointer), "IPC export")
-        self._handle = ctypes.string_at(ctypes.byref(handle), 64)
+    def __init__(self, device: torch.device, nbytes: int, sharing: Sharing) -> None:
+        self.nbytes = device_memory.whole_granules(nbytes)
+        self._device = torch.device("cuda", device.index or 0)
+        self._sharing = sharing
+        self._handle, self._descriptor = b"", -1
+        torch.empty(1, device=self._device)  # makes the primary context, which the raw calls use
+        try:
+            with torch.cuda.device(self._device):
+                if sharing is Sharing.IPC:
+                    self._pointer, self._handle = device_memory.allocate_for_ipc(self.nbytes)
+                else:
+                    self._pointer, self._descriptor = device_memory.allocate_for_descriptor(
+                        self.nbytes, self._device.index
+                    )
+        except device_memory.DeviceMemoryError as error:
+            raise MachineError(f"cannot share {self.nbytes} bytes of device memory: {error}") from error
 
     def bytes(self, offset: int, nbytes: int) -> torch.Tensor:
-        assert self._pointer.value is not None
-        return torch.as_tensor(_Span(self._pointer.value + offset, nbytes), device=self._device)
+        return torch.as_tensor(_Span(self._pointer + offset, nbytes), device=self._device)
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
-        index = self._device.index if self._device.index is not None else torch.cuda.current_device()
-        return {"kind": "cuda", "nbytes": self.nbytes, "handle": self._handle.hex(), "index": index}, []
+        body = {"kind": self._sharing.value, "nbytes": self.nbytes, "index": self._device.index}
+        return {**body, "handle": self._handle.hex()}, [] if self._descriptor < 0 else [self._descriptor]
 
     def close(self) -> None:
-        if self._pointer.value is not None:
-            with torch.cuda.device(self._device):
-                torch.cuda.synchronize()
-                self._check(self._runtime.cudaFree(self._pointer), "free")
-            self._pointer = ctypes.c_void_p()
-
-    def _check(self, code: int, what: str) -> None:
-        if code:
-            raise MachineError(f"CUDA {what} of {self.nbytes} bytes failed with error {code}")
+        if not self._pointer:
+            return
+        with torch.cuda.device(self._device):
+            torch.cuda.synchronize()
+            if self._sharing is Sharing.IPC:
+                device_memory.free_ipc(self._pointer)
+            else:
+                os.close(self._descriptor)
+                device_memory.free_mapping(self._pointer, self.nbytes)
+        self._pointer = 0
 
 
 class _Span:
@@ -222,15 +232,6 @@ class _Span:
             "data": (pointer, False),
             "version": 2,
         }
-
-
-def load_cuda_runtime() -> ctypes.CDLL:
-    """The CUDA runtime that torch itself has loaded; raises MachineError when there is none."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(maxsplit=5)[-1]
-        if "/libcudart" in path:
-            return ctypes.CDLL(path)
-    raise MachineError("torch has not loaded libcudart; install a CUDA build of torch")
 
 
 def _device_digest(flat: torch.Tensor, salt: int) -> bytes:

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from harness.arena import Arena
+from harness.arena import Arena, Sharing
 from harness.workshop import (
     Execution,
     KernelRaised,
@@ -112,6 +112,13 @@ def test_an_authored_kernel_is_built_and_run_inside_the_sandbox(shop, arena, sou
     x, y = torch.randn(2, 1 << 20, device="cuda")
     _, result = run(shop, arena, source, x, y)
     assert torch.equal(result, x + y)
+
+
+@pytest.mark.parametrize("sharing", list(Sharing))
+def test_either_way_of_sharing_device_memory_crosses_the_sandbox(shop, sharing):
+    shared = Arena("cuda:0", 64 << 20, sharing)
+    assert_healthy(shop, shared)
+    shared.close()
 
 
 def test_digests_and_poison_work_on_the_device(arena):

@@ -3,7 +3,6 @@
 Everything it answers is a claim: the judge reads output bytes itself, hashes inputs itself and owns the clock.
 """
 
-import ctypes
 import importlib.util
 import io
 import mmap
@@ -19,16 +18,12 @@ from typing import Any
 
 import torch
 
-from . import frames
+from . import device_memory, frames
 
 MAX_TEXT = 8000
 WARM_UP_CALLS = 3
 
 Kernel = Callable[..., Any]
-
-
-class _IpcHandle(ctypes.Structure):
-    _fields_ = (("reserved", ctypes.c_char * 64),)
 
 
 class SharedMemory:
@@ -43,7 +38,7 @@ class SharedMemory:
             os.close(descriptors[0])
         else:
             self.device = torch.device("cuda", body["index"])
-            self._base = _open_ipc(bytes.fromhex(body["handle"]), self.device)
+            self._base = _open_device_memory(body, descriptors, self.device)
 
     def tensor(self, slot: dict[str, Any]) -> torch.Tensor:
         """A tensor over a slot, with a storage of its own that ends where the slot does."""
@@ -64,20 +59,12 @@ class _Span:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 2}
 
 
-def _open_ipc(handle: bytes, device: torch.device) -> int:
+def _open_device_memory(body: dict[str, Any], descriptors: Sequence[int], device: torch.device) -> int:
     torch.cuda.set_device(device)
-    torch.empty(1, device=device)
-    runtime = next(
-        ctypes.CDLL(line.split(maxsplit=5)[-1])
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if "/libcudart" in line
-    )
-    runtime.cudaIpcOpenMemHandle.argtypes = [ctypes.POINTER(ctypes.c_void_p), _IpcHandle, ctypes.c_uint]
-    pointer = ctypes.c_void_p()
-    code = runtime.cudaIpcOpenMemHandle(ctypes.byref(pointer), _IpcHandle.from_buffer_copy(handle), 1)
-    if code or pointer.value is None:
-        raise RuntimeError(f"cudaIpcOpenMemHandle failed with error {code}")
-    return pointer.value
+    torch.empty(1, device=device)  # makes the context
+    if body["kind"] == "ipc":
+        return device_memory.open_ipc(bytes.fromhex(body["handle"]))
+    return device_memory.open_descriptor(descriptors[0], body["nbytes"], body["index"])
 
 
 @dataclass
