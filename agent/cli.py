@@ -6,6 +6,7 @@ command needs it.
 
 import errno
 import sys
+from collections.abc import Sequence
 
 import typer
 
@@ -37,10 +38,10 @@ for command in (
     app.command()(command)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of the `overnight` command: failures become one sentence and their exit code."""
     try:
-        app()
+        app(arguments)
     except OvernightError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:

@@ -61,10 +61,10 @@ class HarnessProcess:
         self._replies, reply_write = os.pipe()
         path = search_path(sys.path, workspace=workspace, with_user_code=role in {"profile", "verify"})
         boot = {"path": path, "request_fd": request_read, "reply_fd": reply_write}
-        try:
+        try:  # -B below: no __pycache__ beside the user's files
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-u", str(entry), role],
+                    [sys.executable, "-I", "-B", "-u", str(entry), role],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -267,7 +267,7 @@ class Judge:
 
     def _call(self, request: JudgeRequest, log: Path) -> Verdict:
         self._process = self._process or self._session.harness.start("judge")
-        with log.open("a", encoding="utf-8") as file:
+        with log.open("a", buffering=1, encoding="utf-8") as file:
 
             def write(name: str, body: Mapping[str, Any]) -> None:
                 file.write(f"{now_iso()} {name} {json.dumps(dict(body), ensure_ascii=False)}\n")

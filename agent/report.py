@@ -112,7 +112,7 @@ def markdown(places: SessionPlaces, journal: Journal) -> str:
             for one in profile.targets
         ]
         parts += ["", *(f"- {note}" for note in profile.notes)]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts).rstrip("\n") + "\n"
 
 
 def _verified(places: SessionPlaces) -> VerifyReport | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from git import Repo
 
 BRANCH_PREFIX = "overnight/"
+EXCLUDED = "\n# state of Overnight\n/.overnight/\n"
 FALLBACK_IDENTITY = ("Overnight", "overnight@localhost")
 UNFINISHED = {
     "MERGE_HEAD": ("merge", "git merge --abort"),
@@ -275,17 +276,17 @@ def open_branch(folder: Path, name: str, worktree: Path) -> SessionBranch:
         raise
 
 
-def exclude_state(folder: Path) -> None:
-    """Keep `.overnight/` out of the user's `git status` without touching a tracked file."""
+def exclude_state(folder: Path, *, excluded: bool = True) -> None:
+    """Keep `.overnight/` out of the user's `git status` without touching a tracked file; or no longer keep it out."""
     from git import Repo
 
     with Repo(folder, search_parent_directories=True) as repo:
         exclude = Path(repo.common_dir) / "info" / "exclude"
         text = exclude.read_text(encoding="utf-8") if exclude.exists() else ""
-        if "/.overnight/" not in text.splitlines():
-            exclude.parent.mkdir(exist_ok=True)
-            separator = "" if not text or text.endswith("\n") else "\n"
-            exclude.write_text(f"{text}{separator}/.overnight/\n", encoding="utf-8")
+        if excluded == (EXCLUDED in text):
+            return
+        exclude.parent.mkdir(exist_ok=True)
+        exclude.write_text(text + EXCLUDED if excluded else text.replace(EXCLUDED, ""), encoding="utf-8")
 
 
 def commit_switches(folder: Path) -> list[str]:

@@ -188,6 +188,7 @@ def create(root: Path, name: str, options: Options) -> None:
         )
     results.check_file(places.results)
     repository.open_branch(root, name, places.worktree).close()
+    repository.exclude_state(root)
     journal = Journal(places.journal)
     try:
         journal.set_note("options", wire.to_json(options))
@@ -201,6 +202,7 @@ def discard(places: SessionPlaces) -> None:
     shutil.rmtree(places.folder, ignore_errors=True)
     with_others = any((places.root / STATE_FOLDER).glob("*"))
     if not with_others:
+        repository.exclude_state(places.root, excluded=False)
         shutil.rmtree(places.root / STATE_FOLDER, ignore_errors=True)
 
 
@@ -247,7 +249,6 @@ def open_branch_of(session: Session) -> None:
     """Make or repair branch and worktree; says what was repaired and what of the user's set-up is bypassed."""
     branch, journal = session.branch, session.journal
     if branch.tip() is None and journal.note("tip") is None:
-        repository.exclude_state(session.places.root)
         switches = repository.commit_switches(session.places.root)
         if switches:
             session.say(f"{' and '.join(switches)} are bypassed on {branch.branch}")
