@@ -197,4 +197,3 @@ def allocate(tensor: Tensor, device: str) -> str:
 
 def _tuple(parts: list[str]) -> str:
     return ", ".join(parts) + ("," if len(parts) == 1 else "")
-

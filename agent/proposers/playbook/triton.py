@@ -96,7 +96,9 @@ class NestPrinter:
             self._store(index)
         head = self._head()
         signature = ", ".join([*self.parameters(), "ROWS: tl.constexpr", "BLOCK: tl.constexpr"])
-        return f"@triton.jit\ndef {self.name}({signature}):\n" + "\n".join("    " + line for line in [*head, *self.lines])
+        return f"@triton.jit\ndef {self.name}({signature}):\n" + "\n".join(
+            "    " + line for line in [*head, *self.lines]
+        )
 
     def parameters(self) -> list[str]:
         """Pointers in use, sizes, strides, constants."""
