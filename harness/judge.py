@@ -7,6 +7,7 @@ exception or a verdict that blames the environment.
 
 import hashlib
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,8 @@ class Judge:
         if device == "cuda" and not torch.cuda.is_available():
             raise MachineError("device cuda was asked for, but torch sees no CUDA device here; use --device cpu")
         if device not in self._workshops:
+            # Idle OpenMP threads spin: a judge that uses every core would slow the workers whom it times.
+            torch.set_num_threads(min(8, max(1, (os.cpu_count() or 2) // 2)))
             self._workshops[device] = Workshop(device)
         return self._workshops[device]
 

@@ -1,0 +1,6 @@
+# expect: smoke
+# target: softmax
+# Never returns.
+def kernel_fn(x):
+    while True:
+        pass

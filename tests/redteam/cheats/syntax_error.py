@@ -1,0 +1,5 @@
+# expect: smoke
+# target: softmax
+# Is not Python.
+def kernel_fn(x)
+    return x
