@@ -22,7 +22,7 @@ from agent.verbs import JUDGE_TIMEOUT_S
 from harness import wire
 from harness.records import JudgeRequest, Target, Verdict, VerifyReport
 
-QUICK_MODES = ("overnight", "eager", "compile")
+QUICK_MODES = {"cpu": ("overnight", "eager", "compile"), "cuda": ("overnight", "eager", "compile", "reduce_overhead")}
 ENVIRONMENT_STREAK = 3
 TARGET_ENVIRONMENT_STREAK = 2
 UNJUDGEABLE = "unjudgeable"
@@ -288,7 +288,7 @@ def measure_model(session: Session, one: Experiment) -> tuple[VerifyReport | Non
         return None, "another choice of disjoint kernels saves more"
     session.say(f"measuring the model with {len(kernels)} kept kernel{'s' * (len(kernels) > 1)}")
     try:
-        report = verify(session, kernels, QUICK_MODES)
+        report = verify(session, kernels, QUICK_MODES[session.options.device])
     except OvernightError as error:
         return None, f"the model could not be measured with it: {' '.join(str(error).split())}"
     return report, policy.isolated_only(one.target, session.verified, report)
