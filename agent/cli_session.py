@@ -26,8 +26,7 @@ from agent.cli_options import (
 
 if TYPE_CHECKING:
     from agent.places import SessionPlaces
-    from agent.session import Options
-    from harness.records import VerifyReport
+    from agent.session import Options, Show
 
 STOP_PATIENCE_S = 30.0
 
@@ -120,9 +119,7 @@ def resume(
         again = [word for key, value in flags.items() if value is not None for word in (f"--{key}", value)]
         again += ["--proposer", runner.absolute_proposer(proposer)] if proposer else []
         _detached(places, again + ["--accept-change"] * accept_change)
-    code = runner.run_session(
-        places, say=_say, show=_show, detached=in_background, change=change, accept_change=accept_change
-    )
+    code = runner.run_session(places, show=_shown(), detached=in_background, change=change, accept_change=accept_change)
     raise typer.Exit(code)
 
 
@@ -162,6 +159,7 @@ def verify(
     from agent.places import find_session
     from agent.repository import workspace_root
     from agent.session import verify_session
+    from agent.tables import print_verify
     from agent.verbs import scratch_folder
 
     unknown = sorted(set(mode or ()) - set(VERIFY_MODES))
@@ -174,7 +172,7 @@ def verify(
     if as_json:
         print_json(verify_json(result))
     else:
-        _show(result)
+        print_verify(console(), result)
     raise typer.Exit(0 if result.outputs_ok and result.faster else 1)
 
 
@@ -183,7 +181,7 @@ def _go(places: "SessionPlaces", *, detach: bool) -> None:
 
     if detach:
         _detached(places, [])
-    raise typer.Exit(runner.run_session(places, say=_say, show=_show, detached=False))
+    raise typer.Exit(runner.run_session(places, show=_shown(), detached=False))
 
 
 def _detached(places: "SessionPlaces", arguments: list[str]) -> None:
@@ -224,8 +222,8 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
-def _show(report: "VerifyReport") -> None:
-    from agent.tables import print_verify
+def _shown() -> "Show":
+    from agent.session import Show
+    from agent.tables import print_ranking, print_verify
 
-    print_verify(console(), report)
-    sys.stdout.flush()
+    return Show(_say, lambda report: print_ranking(console(), report), lambda report: print_verify(console(), report))

@@ -78,6 +78,7 @@ def prepare(session: Session) -> None:
         session.say(f"profiling {session.options.model.reference}")
         session.report = session.harness.profile(session.options.model, session.places.folder)
         write_whole(session.places.profile, wire.to_json(session.report))
+        session.show.ranking(session.report)
     open_branch_of(session)
     reconcile(session)
 

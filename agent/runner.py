@@ -19,11 +19,10 @@ from agent.loop import Ending, Outcome
 from agent.places import SessionPlaces, write_whole
 from agent.proposers.base import Proposer
 from agent.records import RowStatus
-from agent.session import Options, Session
+from agent.session import Options, Session, Show
 from agent.stopping import StopFlag
 from agent.verbs import Harness
 from harness import wire
-from harness.records import VerifyReport
 
 DEFAULT_HOURS = 8.0
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -71,8 +70,7 @@ def absolute_proposer(name: str) -> str:
 def run_session(
     places: SessionPlaces,
     *,
-    say: Callable[[str], None],
-    show: Callable[[VerifyReport], None],
+    show: Show,
     detached: bool,
     change: Callable[[Options], Options] = lambda options: options,
     accept_change: bool = False,
@@ -84,9 +82,9 @@ def run_session(
     harness = Harness(places.root, places.log, stop, lambda _name, _body: None, harness_entry)
     try:
         with session.open_session(
-            places, harness, say, make_proposer, change=change, accept_change=accept_change
+            places, harness, show, make_proposer, change=change, accept_change=accept_change
         ) as opened:
-            return _whole_night(opened, show)
+            return _whole_night(opened)
     except MachineError as error:
         raise MachineError(f"{error} Resume with `overnight resume {places.name}` when that is mended.") from error
     except OSError as error:
@@ -101,17 +99,17 @@ def run_session(
         raise
 
 
-def _whole_night(opened: Session, show: Callable[[VerifyReport], None]) -> int:
+def _whole_night(opened: Session) -> int:
     outcome = loop.night(opened)
     opened.say(f"{outcome.ending}: {outcome.reason}")
     if outcome.ending is not Ending.STOPPED:
-        _verify_at_end(opened, show)
+        _verify_at_end(opened)
     for line in morning(opened, outcome):
         opened.say(line)
     return 1 if outcome.ending is Ending.NOTHING else 0
 
 
-def _verify_at_end(opened: Session, show: Callable[[VerifyReport], None]) -> None:
+def _verify_at_end(opened: Session) -> None:
     kernels = session.kept_kernels(opened.targets, opened.journal.experiments())
     if not kernels:
         return
@@ -122,7 +120,7 @@ def _verify_at_end(opened: Session, show: Callable[[VerifyReport], None]) -> Non
         opened.say(f"the final verification failed: {error}")
         return
     write_whole(opened.places.folder / "verify.json", wire.to_json(report))
-    show(report)
+    opened.show.verification(report)
 
 
 def morning(opened: Session, outcome: Outcome) -> list[str]:

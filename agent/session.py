@@ -26,6 +26,17 @@ from harness import wire
 from harness.records import KeptKernel, LibraryPolicy, ModelSpec, ProfileReport, Target, VerifyReport, VerifyRequest
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Show:
+    """How a session speaks: a line, the ranking after a profile, the model after the final verification."""
+
+    say: Say
+    ranking: Callable[[ProfileReport], None]
+    verification: Callable[[VerifyReport], None]
+
+
 NOT_COUNTED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
 
 
@@ -51,7 +62,7 @@ class Session:
     lock: SessionLock
     harness: Harness
     proposer: Proposer
-    say: Say
+    show: Show
     report: ProfileReport | None = None
     verified: VerifyReport | None = None  # the model with what is kept, as measured last by this process
     parked: set[str] = field(default_factory=set)
@@ -65,6 +76,10 @@ class Session:
         self.branch.close()
         self.journal.close()
         self.lock.release()
+
+    def say(self, line: str) -> None:
+        """One line of progress."""
+        self.show.say(line)
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -217,7 +232,7 @@ def read_options(journal: Journal) -> Options:
 def open_session(
     places: SessionPlaces,
     harness: Harness,
-    say: Say,
+    show: Show,
     make_proposer: Callable[[Options], Proposer],
     *,
     change: Callable[[Options], Options] = lambda options: options,
@@ -231,7 +246,7 @@ def open_session(
     try:
         stored = read_options(journal)
         options = change(stored)
-        _check_fingerprint(journal, options, places, say, accept_change=accept_change)
+        _check_fingerprint(journal, options, places, show.say, accept_change=accept_change)
         proposer = make_proposer(options)
         branch = repository.open_branch(places.root, places.name, places.worktree)
     except BaseException:
@@ -241,8 +256,8 @@ def open_session(
     if options != stored:
         journal.set_note("options", wire.to_json(options))
     if stale:
-        say(stale)
-    return Session(places, options, journal, branch, lock, harness, proposer, say, places.read_profile())
+        show.say(stale)
+    return Session(places, options, journal, branch, lock, harness, proposer, show, places.read_profile())
 
 
 def open_branch_of(session: Session) -> None:

@@ -45,8 +45,11 @@ def main() -> int:
             session.create(root, arguments.name, options)
         return runner.run_session(
             places,
-            say=lambda line: print(line, flush=True),
-            show=lambda report: print(f"verified {report.model_speedup:.3f}", flush=True),
+            show=session.Show(
+                say=lambda line: print(line, flush=True),
+                ranking=lambda report: print(f"{len(report.targets)} targets", flush=True),
+                verification=lambda report: print(f"verified {report.model_speedup:.3f}", flush=True),
+            ),
             detached=arguments.detached,
             change=lambda options: replace(options, budget=amended(options.budget or Budget(), flags)),
             harness_entry=SCRIPTED,

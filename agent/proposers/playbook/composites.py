@@ -89,7 +89,7 @@ def _exponentials(builder: Builder, x: Value, dim: Any, dtype: Any) -> tuple[Val
     places = _places(x, dim)
     top = builder.reduce("max", value, places, keepdim=True, exact_nan=False)
     shifted = builder.make("sub", value, top)
-    powers = builder.make("exp", shifted)
+    powers = builder.make("power", shifted)
     return top, shifted, powers, builder.reduce("sum", powers, places, keepdim=True)
 
 

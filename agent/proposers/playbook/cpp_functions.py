@@ -32,13 +32,32 @@ static inline float exp_(float x) {
     return p * as_float((uint32_t)(half + 127) << 23) * as_float((uint32_t)(k - half + 127) << 23);
 }""",
     ),
-    "sigmoid_": (
-        ("exp_",),
+    "power_": (
+        ("bits",),
         """
-static inline float sigmoid_(float x) { return 1.0f / (1.0f + exp_(-x)); }""",
+// e^x for a sum with one or larger numbers: as exp_, but 0 below 2^-126 and infinity from 88.4, with one power of two.
+static inline float power_(float x) {
+    float c = x < -88.0f ? -88.0f : x;
+    c = c > 88.8f ? 88.8f : c;
+    const float shifted = c * 1.44269504f + 12583039.0f;
+    const float n = shifted - 12583039.0f;
+    const float r = (c - n * 0.693145752f) - n * 1.42860677e-6f;
+    float p = 1.394214885e-3f;
+    p = p * r + 8.363776149e-3f;
+    p = p * r + 4.166636360e-2f;
+    p = p * r + 1.666657336e-1f;
+    p = p * r + 5.000000029e-1f;
+    p = (p * r) * r + r + 1.0f;
+    return p * as_float(as_bits(shifted) << 23);
+}""",
+    ),
+    "sigmoid_": (
+        ("power_",),
+        """
+static inline float sigmoid_(float x) { return 1.0f / (1.0f + power_(-x)); }""",
     ),
     "tanh_": (
-        ("exp_",),
+        ("power_",),
         """
 static inline float tanh_(float x) {
     const float a = __builtin_fabsf(x), s = x * x;
@@ -48,7 +67,7 @@ static inline float tanh_(float x) {
     p = p * s + 1.333261899e-1f;
     p = p * s - 3.333332749e-1f;
     const float small = x + x * s * p;
-    const float large = __builtin_copysignf(1.0f - 2.0f / (exp_(2.0f * a) + 1.0f), x);
+    const float large = __builtin_copysignf(1.0f - 2.0f / (power_(2.0f * a) + 1.0f), x);
     return a < 0.65f ? small : large;
 }""",
     ),

@@ -28,13 +28,14 @@ EXPRESSIONS = {
     "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "1.0 / tl.sqrt_rn({0})",
     "exp": "libdevice.exp({0})",
+    "power": "tl.exp({0})",
     "log": "libdevice.log({0})",
     "tanh": "libdevice.tanh({0})",
     "erf": "libdevice.erf({0})",
     "sin": "libdevice.sin({0})",
     "cos": "libdevice.cos({0})",
-    "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))",
-    "silu": "{0} / (1.0 + libdevice.exp(-{0}))",
+    "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "silu": "{0} / (1.0 + tl.exp(-{0}))",
     "relu": "tl.where({0} < 0.0, 0.0, {0})",
     "pow": "libdevice.pow({0}, {1})",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
@@ -195,12 +196,8 @@ class NestPrinter:
             text = self.evaluate(value, place)
             address, mask = self._address(tensor, name, place)
             if loops & self.row_leaves or not self.row_leaves:
-                text = f"{text} + tl.zeros((ROWS, BLOCK), tl.float32)" if self._needs_shape(value) else text
                 mask = ", mask=inside"
             self.lines.append(f"tl.store({address}, {text}{mask})")
-
-    def _needs_shape(self, value: Value) -> bool:
-        return False
 
     def _address(self, tensor: Tensor, name: str, place: dict[int, int]) -> tuple[str, str]:
         self.used.setdefault(f"{name}_ptr")

@@ -7,7 +7,7 @@ from agent.proposers.playbook.sizes import Axes, Group, Unsupported
 
 FLOATS = ("float32", "bfloat16", "float16")
 INTEGERS = ("int64", "int32")
-TRANSCENDENTAL = frozenset({"exp", "tanh", "erf", "sigmoid", "log", "sin", "cos", "pow"})
+TRANSCENDENTAL = frozenset({"exp", "power", "tanh", "erf", "sigmoid", "log", "sin", "cos", "pow"})
 
 
 @dataclass(eq=False)
