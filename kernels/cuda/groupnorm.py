@@ -231,16 +231,24 @@ template <bool UNIFORM> __device__ __forceinline__ uint4 finish(
 // Block b normalises group b % groups of an image: n contiguous elements, `space` of them a channel.
 // Unpacked values would not fit beside CHUNKS vectors: hides a vector from the compiler so that it unpacks again.
 __device__ __forceinline__ void repack(uint4& raw) { asm("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w)); }
-template <int CHUNKS, bool UNIFORM> __global__ void __launch_bounds__(512, RESIDENT)
+template <int CHUNKS, bool UNIFORM> __global__ void __launch_bounds__(512, UNIFORM ? RESIDENT : 1)
 groupnorm_rows(const T* x, const T* weight, const T* bias, T* y, int n, int space, int groups, float eps, int silu) {
     __shared__ float scratch[2][32];
     start();
     const T* const from = x + int64_t(blockIdx.x) * n;
     T* const to = y + int64_t(blockIdx.x) * n;
-    const int head = head_of(from);
+    const int head = UNIFORM ? 0 : head_of(from);
     const Affine map = {weight, bias, int(blockIdx.x) % groups * (n / space), space, silu};
     uint4 raw[CHUNKS];
-    load_row(raw, from, n, 0.0f);
+    if constexpr (UNIFORM) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            const int first = (c * blockDim.x + threadIdx.x) * VEC;
+            raw[c] = first < n ? load16(from + first) : make_uint4(0, 0, 0, 0);
+        }
+    } else {
+        load_row(raw, from, n, 0.0f);
+    }
     float total = 0;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
@@ -258,7 +266,7 @@ groupnorm_rows(const T* x, const T* weight, const T* bias, T* y, int n, int spac
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
             const float centred = value.v[j] - mean;
-            if (first + j >= 0 && first + j < n) total += centred * centred;
+            if (UNIFORM ? first < n : first + j >= 0 && first + j < n) total += centred * centred;
         }
         repack(raw[c]);
     }
@@ -266,7 +274,10 @@ groupnorm_rows(const T* x, const T* weight, const T* bias, T* y, int n, int spac
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        if (first < n) store_any(to, first, n, finish<UNIFORM>(unpack(raw[c]), mean, inverse, first, n, map));
+        if (first >= n) continue;
+        const uint4 result = finish<UNIFORM>(unpack(raw[c]), mean, inverse, first, n, map);
+        if constexpr (UNIFORM) store16(to + first, result);
+        else store_any(to, first, n, result);
     }
 }
 __global__ void __launch_bounds__(1024)
