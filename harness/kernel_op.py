@@ -16,12 +16,24 @@ from typing import Any
 
 import torch
 
-from harness.errors import InputError
+from harness.errors import InputError, OvernightError
 from harness.records import KeptKernel, Role, Target
 from harness.wire import from_json
 
 NAMESPACE = "overnight"
 SHA_DIGITS = 12
+TORCH_FAILURES = (
+    RuntimeError,  # torch's own, out of memory, Dynamo's and Inductor's among them
+    TypeError,
+    ValueError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    ImportError,
+    OSError,
+    OvernightError,
+)
+"""What a forward, a kernel, a reference or a compiler may raise: a failure of one is reported, never fatal."""
 
 _lock = threading.Lock()
 _libraries: list[torch.library.Library] = []  # a Library deregisters its ops when it is collected

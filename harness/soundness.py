@@ -13,23 +13,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from harness.errors import OvernightError
+from harness.kernel_op import TORCH_FAILURES
 from harness.outputs import Difference, Leaf, compare, copied, leaves
 from harness.truth import in_float64
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
-TORCH_FAILURES = (
-    RuntimeError,  # torch's own, out of memory, Dynamo's and Inductor's among them
-    TypeError,
-    ValueError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    ImportError,
-    OSError,
-    OvernightError,
-)
-"""What a forward or a compiler may raise: a failure of one mode or of the float64 run is reported, never fatal."""
 
 
 def run_twice(function: Callable[..., Any], model: nn.Module, inputs: Inputs) -> list[Leaf]:

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses import FakeTensor
 
-from harness.kernel_op import KernelOp
+from harness.kernel_op import TORCH_FAILURES, KernelOp
 from harness.records import Target
 
 META_KEYS = ("example_value", "val")  # Dynamo's graphs, exported graphs
@@ -89,10 +90,16 @@ class Splicer:
         if module is None or not self.ops:
             return
         self.log.graphs += 1
-        regions = list(self.find(module))
+        try:
+            with no_python_dispatcher():  # its decompositions would show other aliases than the capture saw
+                candidates = self._matches(list(self.find(module)))
+        except TORCH_FAILURES as error:
+            self.log.reasons.append(f"a graph could not be taken apart: {type(error).__name__}: {error}")
+            return  # the graph stays as it is; its sites count as fallbacks where they are counted per target
+        forget_type_as(graph)
         taken: set[fx.Node] = set()
         standing: dict[fx.Node, fx.Node] = {}
-        for op, region, bindings in self._matches(regions):
+        for op, region, bindings in candidates:
             if taken.isdisjoint(region.nodes) and self._try(graph, op, region, bindings, standing):
                 taken.update(region.nodes)
         graph.lint()
@@ -132,15 +139,18 @@ class Splicer:
 def outside_domain(target: Target, bindings: Mapping[str, int]) -> str:
     """Why these sizes are not ones the kernel was verified for, or "".
 
-    Fixed dims were compared by `match`; named ones must together be one of `Target.bindings`, which is where the judge
-    checked the kernel. A symbolic size is outside, because nobody can promise what it will be.
+    Fixed dims were compared by `match`; a named one must lie between the smallest and the largest size in
+    `Target.bindings`, where the judge checked the kernel. A symbolic size is outside, because nobody can promise what
+    it will be.
     """
     if any(not isinstance(size, int) for size in bindings.values()):
         return "a size is symbolic"
-    if any(all(known.get(name) == size for name, size in bindings.items()) for known in target.bindings):
-        return ""
-    sizes = ", ".join(f"{name}={size}" for name, size in bindings.items())
-    return f"the kernel was not verified at {sizes}" if bindings else ""
+    for name, size in bindings.items():
+        known = [sizes[name] for sizes in target.bindings if name in sizes]
+        if not known or not min(known) <= size <= max(known):
+            verified = f"{min(known)}..{max(known)}" if known else "nothing"
+            return f"size {name}={size} is outside what was verified ({verified})"
+    return ""
 
 
 def value_of(node: fx.Node) -> Any:
@@ -167,6 +177,14 @@ def unsafe(region: Site) -> str:
             return "an output shares memory with an input or another output"
         seen.add(_storage(value))
     return ""
+
+
+def forget_type_as(graph: fx.Graph) -> None:
+    """Write `x.type_as(y)` as `x.to(dtype)`: y is read for its dtype alone, and may be inside what is replaced."""
+    for node in graph.nodes:
+        value, source = value_of(node), value_of(node.args[0]) if node.target == "type_as" else None
+        if isinstance(value, torch.Tensor) and isinstance(source, torch.Tensor) and value.device == source.device:
+            node.target, node.args = "to", (node.args[0], value.dtype)
 
 
 def _storage(value: torch.Tensor) -> int:
@@ -207,8 +225,11 @@ def _different_outputs(op: KernelOp, region: Site) -> str:
     mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
     if mode is None:
         return "the graph carries no fake values"
-    with mode, torch.no_grad():
-        result = op.inference(*inputs)
+    try:
+        with mode, torch.no_grad():
+            result = op.inference(*inputs)
+    except TORCH_FAILURES as error:
+        return f"its original does not run on these inputs: {type(error).__name__}: {error}"
     given = [result] if isinstance(result, torch.Tensor) else list(result)
     for index, (mine, theirs) in enumerate(zip(given, expected, strict=True)):
         if _layout(mine) != _layout(theirs):

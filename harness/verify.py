@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from harness.errors import InputError
-from harness.kernel_op import Kernel, read_kernel
+from harness.kernel_op import TORCH_FAILURES, Kernel, read_kernel
 from harness.latency import Call, Interval, interval, measure, speedup
 from harness.modes import COMPILE, EAGER, MODES, OVERNIGHT, ModelCall, build_mode, held_bytes, peak_memory_mb, why_not
 from harness.optimized import Optimized, optimize
 from harness.outputs import Difference, copied, redrawn
 from harness.records import ModeMeasurement, SiteCounts, VerifyReport, VerifyRequest
 from harness.rpc import EventSink
-from harness.soundness import TORCH_FAILURES, Inputs, check, restored
+from harness.soundness import Inputs, check, restored
 
 LOOP_MODES = (OVERNIGHT, COMPILE, EAGER)  # what a session re-measures after each keep
 CPU_BUDGET_S = 12.0

@@ -278,3 +278,16 @@ def test_the_report_of_a_gpu_free_machine_says_why_modes_are_missing():
     reasons = {measured.mode: measured.reason for measured in report.modes}
     assert reasons["eager_graph"] == "CUDA graphs need a CUDA device"
     assert reasons["compile"] == "not requested"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_every_mode_has_a_number_on_a_gpu():
+    example, (_, emit) = small(), heard()
+    on_gpu = Example(example.model.cuda().half(), tuple(ids.cuda() for ids in example.args), device="cuda")
+    report = verify_model(on_gpu, light_kernels(on_gpu), emit, budget_s=1.0)
+    assert report.outputs_ok, report.detail
+    assert report.sites.applied > 0
+    for measured in report.modes:
+        assert measured.median_ms is not None, f"{measured.mode}: {measured.reason}"
+        assert measured.peak_memory_mb > 0
