@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.capture import CapturedGraph
-from harness.facts import hint
+from harness.facts import hint, is_heavy_op
 from harness.instrument import Statement
 from harness.partition import Family
 from harness.regions import Region
 
-FUSED = re.compile(r"(cpp|triton)_\w*fused?_?\w*")
+FUSED = re.compile(r"\b(cpp|triton)_\w*fused")
+HEAVY_IN_LOOP = 0.25  # a look-up or a bias inside a loop of other work is the lesser part of it
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def shares_of(statement: Statement, owned: Mapping[str, Owner]) -> list[tuple[Re
     regions: dict[int, Region] = {}
     for owner in working:
         regions[id(owner.region)] = owner.region
-        weights[id(owner.region)] = weights.get(id(owner.region), 0.0) + owner.bytes
+        weight = owner.bytes * (HEAVY_IN_LOOP if owner.region.family is Family.HEAVY else 1.0)
+        weights[id(owner.region)] = weights.get(id(owner.region), 0.0) + weight
     total = sum(weights.values())
     return [(regions[key], weight / total) for key, weight in weights.items()]
 
@@ -72,6 +74,5 @@ def _is_in_loop(owner: Owner, statement: Statement) -> bool:
     """A heavy operation is in a fused loop only when the loop's own name says so (a look-up, a decomposed product)."""
     if owner.region.family is not Family.HEAVY:
         return True
-    return any(
-        name in statement.text for name in owner.region.facts.ops.get(owner.region.nodes[0], ()) if len(name) > 2
-    )
+    heavy = [name for name in owner.region.facts.ops.get(owner.region.nodes[0], ()) if is_heavy_op(name)]
+    return any(re.search(rf"_{name}(_|\b)", statement.text) for name in heavy)

@@ -4,6 +4,7 @@ The source runs in a clean process and reproduces the captured outputs bit for b
 arguments that vary are written through the inputs' own shapes.
 """
 
+import ast
 import builtins
 import keyword
 import operator
@@ -61,6 +62,7 @@ CANONICAL = {
     "conv3d": "conv",
 }
 CAST_METHODS = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64"}
+ATTENTION_NAMES = ("q", "k", "v", "mask", "bias")
 PLAIN_NAMES = ("x", "y", "z", "u", "v", "w")
 
 
@@ -133,7 +135,7 @@ def _function(inputs: Sequence[str], constants: Mapping[str, Scalar], lines: lis
 def input_names(region: Region) -> list[str]:
     """Readable argument names: what the model calls its weights, q, k, v for attention, x, y, ... otherwise."""
     names: list[str] = []
-    plain = list(("q", "k", "v", "mask", "bias") if region.family is Family.ATTENTION else PLAIN_NAMES)
+    plain = list(ATTENTION_NAMES if _is_attention(region) else PLAIN_NAMES)
     taken: set[str] = set()
     for index, node in enumerate(region.inputs):
         name = _weight_name(node) or (plain.pop(0) if plain else f"x{index}")
@@ -141,6 +143,11 @@ def input_names(region: Region) -> list[str]:
         taken.add(name)
         names.append(name)
     return names
+
+
+def _is_attention(region: Region) -> bool:
+    fused = any("attention" in name for name in region.facts.ops.get(region.nodes[0], ()))
+    return region.family is Family.ATTENTION or (region.family is Family.HEAVY and fused)
 
 
 def _weight_name(node: Node) -> str | None:
@@ -245,7 +252,7 @@ def _statement(node: Node, args: Sequence[str], kwargs: Mapping[str, str]) -> st
     if function in INFIX and len(args) == 2 and not named:
         return f"{args[0]} {INFIX[function]} {args[1]}"
     if function is operator.getitem:
-        return f"{args[0]}[{_index(node.args[1], args[1])}]"
+        return f"{_operand(args[0])}[{_index(args[1])}]"
     if function is operator.neg:
         return f"-{args[0]}"
     if function is operator.invert:
@@ -259,8 +266,22 @@ def _operand(text: str) -> str:
     return text if text.isidentifier() else f"({text})"
 
 
-def _index(value: Any, text: str) -> str:
-    return text[1:-1].rstrip(",") if isinstance(value, tuple) and len(value) > 1 else text
+def _index(text: str) -> str:
+    """An index as people write it: `(..., slice(8, None, None))` as `..., 8:`."""
+    value = ast.parse(text, mode="eval").body
+    parts = value.elts if isinstance(value, ast.Tuple) else [value]
+    return ", ".join(_index_part(part) for part in parts)
+
+
+def _index_part(part: ast.expr) -> str:
+    if not (isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "slice"):
+        return ast.unparse(part)
+    start, stop, step = ("" if _is_none(piece) else ast.unparse(piece) for piece in part.args)
+    return f"{start}:{stop}" + (f":{step}" if step else "")
+
+
+def _is_none(part: ast.expr) -> bool:
+    return isinstance(part, ast.Constant) and part.value is None
 
 
 def function_name(function: Any) -> str:
@@ -293,7 +314,7 @@ def _op_node(node: Node, name: str, args: Sequence[str], kwargs: Mapping[str, st
     if node.op == "call_method" and node.target in CAST_METHODS:
         args = (*args, f"torch.{CAST_METHODS[str(node.target)]}")
     if operation == "getitem":
-        args = (args[0], _index(node.args[1], args[1]))
+        args = (args[0], _index(args[1]))
     return OpNode(
         name,
         operation,

@@ -25,7 +25,7 @@ from harness.roofline import region_bytes, region_flops
 from harness.symbols import Symbols, symbolise
 
 SAMPLE_LIMIT_BYTES = 64 * 2**20
-STATISTICS_LIMIT = 1 << 22  # elements looked at per tensor
+STATISTICS_LIMIT = 1 << 20  # elements looked at per tensor
 
 
 @dataclass
@@ -48,41 +48,49 @@ class Draft:
         return self.sites[0][1]
 
 
+Place = tuple[Any, ...]
+Elsewhere = Sequence[Sequence[Mapping[Place, Region]]]  # by further size, then by graph
+
+
 def draft_targets(found: Capture) -> list[Draft]:
     """Structurally equal regions of all graphs, in order of first occurrence."""
     groups: dict[tuple[str, ...], list[tuple[int, Region]]] = {}
-    elsewhere = [[_by_names(graph) for graph in graphs] for graphs in found.others]
+    places: dict[int, Place] = {}
+    elsewhere = [[by_place(graph.regions) for graph in graphs] for graphs in found.others]
     for number, graph in enumerate(found.graphs):
-        for region in graph.regions:
-            key = (structural_key(region), *(_key_at(other[number], region) for other in elsewhere))
+        for place, region in by_place(graph.regions).items():
+            places[id(region)] = place
+            key = (structural_key(region), *(_key_at(other[number], place) for other in elsewhere))
             groups.setdefault(key, []).append((number, region))
-    drafts = [_draft(sites, found, elsewhere) for sites in groups.values()]
+    drafts = [_draft(sites, places[id(sites[0][1])], found, elsewhere) for sites in groups.values()]
     _name(drafts)
     return drafts
 
 
-def _by_names(graph: CapturedGraph) -> dict[tuple[str, ...], Region]:
-    return {_names(region): region for region in graph.regions}
+def by_place(regions: Sequence[Region]) -> dict[Place, Region]:
+    """Regions by what stays the same at another size: module, operations, and their order among their like."""
+    counts: dict[Place, int] = {}
+    found: dict[Place, Region] = {}
+    for region in regions:
+        look = (region.module, region.family, tuple(node[0] for node in region.pattern["nodes"]), len(region.outputs))
+        counts[look] = counts.get(look, 0) + 1
+        found[(*look, counts[look])] = region
+    return found
 
 
-def _names(region: Region) -> tuple[str, ...]:
-    return tuple(node.name for node in (*region.nodes, *region.inputs))
-
-
-def _key_at(regions: Mapping[tuple[str, ...], Region], region: Region) -> str:
-    other = regions.get(_names(region))
+def _key_at(regions: Mapping[Place, Region], place: Place) -> str:
+    other = regions.get(place)
     return "" if other is None else structural_key(other)
 
 
-def _draft(
-    sites: list[tuple[int, Region]], found: Capture, elsewhere: Sequence[Sequence[Mapping[tuple[str, ...], Region]]]
-) -> Draft:
+def _draft(sites: list[tuple[int, Region]], place: Place, found: Capture, elsewhere: Elsewhere) -> Draft:
     number, region = sites[0]
-    others = [regions[number].get(_names(region)) for regions in elsewhere]
+    others = [regions[number].get(place) for regions in elsewhere]
+    sizes = [0, *(index + 1 for index, other in enumerate(others) if other is not None)]
     pattern, symbols = region.pattern, None
-    if others and all(other is not None for other in others):
+    if len(sizes) > 1:
         patterns = [region.pattern, *(other.pattern for other in others if other is not None)]
-        merged = symbolise(patterns, _known(found))
+        merged = symbolise(patterns, _known(found, sizes))
         if merged is not None:
             pattern, symbols = merged
     written = write_reference(region, pattern, symbols)
@@ -90,12 +98,11 @@ def _draft(
     return Draft(sites, written, pattern, symbols, kind_of(written.graph, region.family, aten))
 
 
-def _known(found: Capture) -> dict[str, tuple[int, ...]]:
+def _known(found: Capture, indexes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """The batch and sequence sizes over some of the captured sizes, where they vary."""
+    chosen = [found.sizes[index] for index in indexes]
     known: dict[str, tuple[int, ...]] = {}
-    for name, sizes in (
-        ("B", [size.batch for size in found.sizes]),
-        ("S", [size.length for size in found.sizes]),
-    ):
+    for name, sizes in (("B", [size.batch for size in chosen]), ("S", [size.length for size in chosen])):
         present = [size for size in sizes if size is not None]
         if len(present) == len(sizes) and len(set(present)) > 1:
             known[name] = tuple(present)
@@ -172,7 +179,7 @@ def statistics_of(tensor: torch.Tensor) -> ValueStatistics:
     flat = tensor.detach()
     flat = torch.view_as_real(flat) if flat.is_complex() else flat
     flat = flat.reshape(-1)
-    if flat.numel() > STATISTICS_LIMIT:
+    if flat.numel() > STATISTICS_LIMIT and tensor.is_floating_point():
         flat = flat[:: flat.numel() // STATISTICS_LIMIT + 1]
     wide = flat.double() if flat.device.type == "cpu" else flat.float()
     if tensor.is_floating_point() or tensor.is_complex():
