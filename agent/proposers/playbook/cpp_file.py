@@ -33,6 +33,7 @@ FLAGS = [
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC",
     f"-DPARALLEL_FROM={{PARALLEL_FROM}}", f"-mprefer-vector-width={{VECTOR_BITS}}",
     "-funroll-loops" if UNROLL else "-fno-unroll-loops",
+    "-fno-thread-jumps", "-fno-tree-pre", "-fno-ssa-phiopt",  # a clamp stays a blend: no code per clamped branch
 ]  # fmt: skip
 
 SOURCE = r"""

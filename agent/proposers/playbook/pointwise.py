@@ -130,6 +130,12 @@ def _compare(op: str) -> Callable[..., Any]:
 def _add(builder: Builder, a: Any, b: Any, alpha: Any = 1) -> Any:
     if isinstance(a, Complex) and isinstance(b, Complex):
         return Complex(builder.make("add", a.real, b.real), builder.make("add", a.imaginary, b.imaginary))
+    if isinstance(b, Value) and b.op == "tanh" and not isinstance(a, Value):
+        a, b = b, a
+    if (
+        isinstance(a, Value) and a.op == "tanh" and not isinstance(b, Value) and b == 1
+    ):  # 1 + tanh(x) = 2 / (1 + e^-2x), which does not cancel
+        return builder.make("mul", builder.make("sigmoid", builder.make("mul", a.args[0], 2.0)), 2.0)
     return builder.make("add", a, b if alpha == 1 else builder.make("mul", b, alpha))
 
 
@@ -187,7 +193,7 @@ def _gelu(builder: Builder, x: Any, approximate: str = "none") -> Value:
     if approximate == "tanh":
         cube = builder.make("mul", builder.make("mul", x, x), x)
         inner = builder.make("mul", builder.make("add", x, builder.make("mul", cube, 0.044715)), math.sqrt(2 / math.pi))
-        return builder.make("mul", half, builder.make("add", builder.make("tanh", inner), 1.0))
+        return builder.make("mul", half, _add(builder, builder.make("tanh", inner), 1.0))
     scaled = builder.make("mul", x, math.sqrt(0.5))
     return builder.make("mul", half, builder.make("add", builder.make("erf", scaled), 1.0))
 
