@@ -21,6 +21,7 @@ MAX_ULPS_WIDE = 4.0
 """Ulps of a block's scale for its largest error; fewer in half types, where rounding the result is all there is."""
 RMS_ULPS = {torch.float16: 0.5, torch.bfloat16: 0.5}
 RMS_ULPS_WIDE = 2.0
+NOISE_SIGMAS = 3.0
 MIN_BLOCK_ELEMENTS = 32
 CHUNK_ELEMENTS = 1 << 25
 
@@ -169,10 +170,7 @@ def _row_statistics(output: torch.Tensor, expected: Expected) -> _Rows:
     error = torch.where(counted, got - truth, 0.0).abs()
     own = torch.where(counted, widened(expected.original) - truth, 0.0).abs()
     own = torch.where(own.isfinite(), own, 0.0)
-    noise = torch.zeros_like(own)
-    for run in expected.noisy:
-        moved = torch.where(counted, run - truth, 0.0).abs()
-        noise = torch.maximum(noise, torch.where(moved.isfinite(), moved, 0.0))
+    noise = _noise_size(expected.noisy, truth, counted)
     scale = truth.abs()
     return _Rows(
         error.amax(1),
@@ -183,6 +181,15 @@ def _row_statistics(output: torch.Tensor, expected: Expected) -> _Rows:
         scale.amax(1),
         scale.square().sum(1),
     )
+
+
+def _noise_size(noisy: Sequence[torch.Tensor], truth: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """√3 times the root mean square over the noise draws: a single draw may be small by chance."""
+    total = torch.zeros_like(truth)
+    for run in noisy:
+        moved = torch.where(counted, run - truth, 0.0).square()
+        total += torch.where(moved.isfinite(), moved, 0.0)
+    return (total * (NOISE_SIGMAS / max(len(noisy), 1))).sqrt()
 
 
 def _judge_rows(rows: _Rows, width: int, dtype: torch.dtype) -> Mismatch | None:

@@ -107,6 +107,11 @@ def _cancelling(normal: torch.Tensor, _: _Context) -> torch.Tensor:
     return values
 
 
+def _nearly_constant(normal: torch.Tensor, _: _Context) -> torch.Tensor:
+    """Rows of one value, give or take a thousandth: exactly equal terms would make rounding errors add up, not average."""
+    return normal[..., :1] * (1 + 1e-3 * normal)
+
+
 def _last_column(normal: torch.Tensor, _: _Context) -> torch.Tensor:
     values = 0.1 * normal
     values[..., -1] = 6.0 + normal[..., -1].abs()
@@ -138,7 +143,7 @@ _SHAPES: Mapping[Recipe, Callable[[torch.Tensor, _Context], torch.Tensor]] = {
     Recipe.SMALL: lambda normal, _: normal * 1e-3,
     Recipe.OFFSET: lambda normal, context: normal + (10.0 if context.half else 100.0),
     Recipe.CANCELLATION: _cancelling,
-    Recipe.CONSTANT_ROWS: lambda normal, _: normal[..., :1].expand(normal.shape),
+    Recipe.CONSTANT_ROWS: _nearly_constant,
     Recipe.OUTLIERS: lambda normal, context: torch.where(context.uniform(normal.shape) < 0.01, 30.0 * normal, normal),
     Recipe.SORTED: lambda normal, _: normal.sort(dim=-1).values,
     Recipe.LAST_COLUMN: _last_column,

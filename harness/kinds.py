@@ -126,7 +126,7 @@ def _rope_kind(graph: Sequence[OpNode], ops: Sequence[str], found: set[str]) -> 
         return "rope_interleaved"
     if "cat" not in found:
         return None
-    stepped = any("::2" in part for node in graph if node.op == "getitem" for part in node.args)
+    stepped = any(", None, 2)" in part for node in graph if node.op == "getitem" for part in node.args)
     return "rope_interleaved" if stepped else "rope_half" if "neg" in found or "sub" in found else None
 
 

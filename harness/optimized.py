@@ -29,6 +29,8 @@ class Optimized(nn.Module):
         self.original = original
         self.splicer = splicer
         self.scope = scope
+        self._graphs_seen = 0
+        self._returns_state = False
         self.graphed = bool(options.get("triton.cudagraphs"))
         self.compiled = torch.compile(original, dynamic=False, options=dict(options))
 
@@ -50,7 +52,10 @@ class Optimized(nn.Module):
         if not self.graphed:
             return self.compiled(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
-        return _owned(self.compiled(*args, **kwargs), self._lasting(args, kwargs))
+        result = self.compiled(*args, **kwargs)
+        flat, structure = pytree.tree_flatten(result)
+        lasting = _storages(pytree.tree_leaves((args, kwargs))) | self._state_returned(flat)
+        return pytree.tree_unflatten(owned(flat, lasting), structure)
 
     def _traced(self, args: Any, kwargs: Any) -> Any:
         """Inside somebody else's graph: the original's operations, marked as ours for the global pass."""
@@ -59,11 +64,18 @@ class Optimized(nn.Module):
         with self.scope.marked():
             return self.original(*args, **kwargs)
 
-    def _lasting(self, args: Any, kwargs: Any) -> set[int]:
-        """Storages that outlive a call without our help: inputs, parameters, buffers."""
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        tensors += [*self.original.parameters(), *self.original.buffers()]
-        return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    def _state_returned(self, outputs: Sequence[Any]) -> set[int]:
+        """Storages of parameters and buffers, if such graphs return any of them: looked up once per compiled graph.
+
+        A model has hundreds of parameters, so asking each at every call would cost more than the copies it saves.
+        """
+        if self._graphs_seen != self.sites.graphs:
+            self._graphs_seen = self.sites.graphs
+            self._returns_state = bool(_storages(outputs) & self._state())
+        return self._state() if self._returns_state else set()
+
+    def _state(self) -> set[int]:
+        return _storages([*self.original.parameters(), *self.original.buffers()])
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -72,22 +84,29 @@ class Optimized(nn.Module):
             return getattr(super().__getattr__("original"), name)
 
 
-def _owned(result: Any, lasting: set[int]) -> Any:
-    """Copies of what a CUDA graph's next replay would overwrite; two views of one storage stay views of one."""
+def _storages(leaves: Sequence[Any]) -> set[int]:
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def owned(leaves: Sequence[Any], lasting: set[int]) -> list[Any]:
+    """The outputs of a CUDA graph in memory of their own, where its next replay cannot overwrite them.
+
+    Left as they are: leaves that are no tensors, and those in `lasting` storages (data pointers), which outlive a
+    replay by themselves. Views of one storage stay views of one storage; what carries a gradient is cloned alone.
+    """
+    places = [leaf.untyped_storage().data_ptr() if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
     copies: dict[int, torch.UntypedStorage] = {}
-
-    def own(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or not leaf.is_cuda:
-            return leaf
-        storage = leaf.untyped_storage()
-        key = storage.data_ptr()
-        if key in lasting:
-            return leaf
-        if key not in copies:
-            copies[key] = storage.clone()
-        return leaf.new_empty(0).set_(copies[key], leaf.storage_offset(), leaf.size(), leaf.stride())
-
-    return pytree.tree_map(own, result)
+    result = []
+    for leaf, place in zip(leaves, places, strict=True):
+        if not place or place in lasting:
+            result.append(leaf)
+        elif leaf.requires_grad or (leaf.is_contiguous() and places.count(place) == 1):
+            result.append(leaf.clone())
+        else:
+            if place not in copies:
+                copies[place] = leaf.untyped_storage().clone()
+            result.append(leaf.new_empty(0).set_(copies[place], leaf.storage_offset(), leaf.size(), leaf.stride()))
+    return result
 
 
 def optimize(

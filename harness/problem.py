@@ -29,7 +29,7 @@ class Recipe(StrEnum):
     SMALL = "small"
     OFFSET = "offset"
     CANCELLATION = "cancellation"
-    CONSTANT_ROWS = "constant rows"
+    CONSTANT_ROWS = "nearly constant rows"
     OUTLIERS = "outliers"
     SORTED = "sorted"
     LAST_COLUMN = "mass on the last column"

@@ -313,8 +313,6 @@ def _op_node(node: Node, name: str, args: Sequence[str], kwargs: Mapping[str, st
     operation = canonical_op(node)
     if node.op == "call_method" and node.target in CAST_METHODS:
         args = (*args, f"torch.{CAST_METHODS[str(node.target)]}")
-    if operation == "getitem":
-        args = (args[0], _index(args[1]))
     return OpNode(
         name,
         operation,

@@ -87,9 +87,9 @@ class Splicer:
     def __call__(self, graph: fx.Graph) -> None:
         """Edit a graph that Dynamo captured, in place."""
         module = graph.owning_module
+        self.log.graphs += 1
         if module is None or not self.ops:
             return
-        self.log.graphs += 1
         try:
             with no_python_dispatcher():  # its decompositions would show other aliases than the capture saw
                 candidates = self._matches(list(self.find(module)))

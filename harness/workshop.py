@@ -201,12 +201,13 @@ class Workshop:
     ) -> "Worker":
         """Fork a worker and map the arena into it; nothing of `source` is imported before `Worker.load`.
 
-        A trusted worker (eager, compiled, incumbent) is the same but keeps its compiler caches.
+        A trusted worker (eager, compiled, incumbent) is the same but its compiler caches last. Only a reference of
+        ours may be opened trusted with COMPILE.
         Raises MachineError when no worker can be started.
         """
         worker = None if trusted or execution is Execution.COMPILE else self._take_spare(arena)
         if worker is None:
-            worker = self._open(execution, _lasting_cache(source) if trusted else None, arena)
+            worker = self._open(execution, _lasting_cache(source, execution) if trusted else None, arena)
         worker.choose(source, entry, execution)
         return worker
 
@@ -603,10 +604,14 @@ def _hidden_folders() -> tuple[str, ...]:
     return tuple(str(path) for path in folders if not any(folder.is_relative_to(path) for folder in system))
 
 
-def _lasting_cache(source: str) -> str:
-    """A compiler cache of this source alone: a kept kernel cannot plant code in the cache of the baseline."""
+def _lasting_cache(source: str, execution: Execution) -> str:
+    """A compiler cache that lasts: one for all compiled references, which are ours, and one for each kept kernel.
+
+    So a kept kernel, which was a candidate once, cannot plant code in the cache of the baseline it is measured against.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "overnight" / "compiled" / hashlib.sha256(source.encode()).hexdigest()[:24]
+    name = "references" if execution is Execution.COMPILE else hashlib.sha256(source.encode()).hexdigest()[:24]
+    folder = base / "overnight" / "compiled" / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return str(folder)
 
