@@ -10,7 +10,7 @@ from torch import nn
 
 from harness.errors import InputError
 from harness.kernel_op import Kernel, build_op
-from harness.optimized import Optimized, optimize
+from harness.optimized import Optimized, optimize, owned
 from harness.outputs import like_original
 from harness.soundness import check
 
@@ -315,6 +315,18 @@ def test_a_copy_of_a_view_has_the_same_strides():
         assert twin.stride() == tensor.stride()
         assert torch.equal(twin, tensor)
         assert twin.data_ptr() != tensor.data_ptr()
+
+
+def test_owned_outputs_are_copies_that_share_memory_as_before_and_leave_inputs_alone():
+    x, hidden, wide = torch.randn(4), torch.randn(4, 6), torch.randn(3, 8)
+    mine = owned([x, hidden, hidden.t(), 3, wide[:, ::2]], {x.untyped_storage().data_ptr()})
+    assert mine[0] is x
+    assert mine[3] == 3
+    assert torch.equal(mine[1], hidden)
+    assert mine[1].data_ptr() == mine[2].data_ptr() != hidden.data_ptr()
+    assert mine[2].stride() == (1, 6)
+    assert mine[4].stride() == (8, 2)
+    assert torch.equal(mine[4], wide[:, ::2])
 
 
 @pytest.mark.gpu
