@@ -5,7 +5,7 @@ among the attempts is next. So a resumed session goes on where the interrupted o
 """
 
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,11 @@ def kernels_folder() -> Path:
 
 def structures(brief: Brief, root: Path, reasons: list[str]) -> Iterator[Idea]:
     """Every whole kernel that fits the target, likely wins first; what does not fit leaves its reason."""
-    routes = [lambda: known.ideas(brief, root), lambda: fusions(brief), lambda: library.ideas(brief)]
+    routes: list[Callable[[], Iterator[Idea]]] = [
+        lambda: known.ideas(brief, root),
+        lambda: fusions(brief),
+        lambda: library.ideas(brief),
+    ]
     if brief.device == "cpu" and brief.target.kind not in HAND_TUNED_FIRST:
         routes[0], routes[1] = routes[1], routes[0]
     for route in routes:

@@ -55,7 +55,7 @@ WIDEST_ROW = 32768  # columns of one program; longer rows would not fit its regi
 WORDS = """
 False None True and as assert async await break class continue def del elif else except finally for from global if
 import in is lambda nonlocal not or pass raise return try while with rows columns row column inside mask tl triton
-libdevice torch float int bool max min sum ROWS BLOCK
+libdevice torch float int bool max min sum ROWS BLOCK blocks
 """
 RESERVED = frozenset(WORDS.split())
 Key = tuple[int, tuple[tuple[int, int], ...]]
@@ -106,9 +106,13 @@ class NestPrinter:
         return list(self.used)
 
     def _head(self) -> list[str]:
-        lines = ["row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]"]
-        start = "" if self.whole_row else "tl.program_id(1) * BLOCK + "
-        lines.append(f"column = {start}tl.arange(0, BLOCK)[None, :]")
+        if self.whole_row:
+            lines = ["row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]"]
+            lines.append("column = tl.arange(0, BLOCK)[None, :]")
+        else:
+            lines = [f"blocks = tl.cdiv({self._size(self.columns)}, BLOCK)"]
+            lines.append("row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]")
+            lines.append("column = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]")
         lines.append(f"inside_rows = row < {self._size(self.rows)}")
         lines.append(f"inside_columns = column < {self._size(self.columns)}")
         lines.append("inside = inside_rows & inside_columns")
