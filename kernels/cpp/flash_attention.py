@@ -172,16 +172,16 @@ static void mix_rows(int rows, const float* v, int64_t pitch, const float* p, in
     if constexpr (R > 1) mix_rows<R - 1>(rows, v, pitch, p, keys, out, fade);
 }
 
-// Columns of rows [0, count) of x, times scale, as [width padded to W][2 W]: rows become lanes, zeros outside.
+// Rows [0, count) of x as [width padded to W][2 W]: rows become lanes, zeros outside.
 template <class T>
-static void rows_to_lanes(const T* x, int64_t pitch, int64_t count, int64_t width, float scale, float* to) {
+static void rows_to_lanes(const T* x, int64_t pitch, int64_t count, int64_t width, float* to) {
     for (int64_t d = 0; d < width; d += W)
         for (int half = 0; half < 2; half++) {
             vf v[W];
             for (int i = 0; i < W; i++) {
                 const int64_t row = half * W + i;
                 const T* from = x + row * pitch + d;
-                v[i] = row >= count ? vf{} : (width - d >= W ? load(from) : load_tail(from, width - d, 0)) * scale;
+                v[i] = row >= count ? vf{} : width - d >= W ? load(from) : load_tail(from, width - d, 0);
             }
             transpose(v);
             for (int i = 0; i < W; i++) store(to + (d + i) * NR + half * W, v[i]);
@@ -202,8 +202,9 @@ static void lanes_to_rows(const float* from, const vf* scale, int64_t count, int
         }
 }
 
-// Adds the mask of queries [0, count) and n keys to the scores; false when every element is -inf.
-static bool add_mask(const float* mask, int64_t pitch, int64_t count, int64_t n, float* scores, bool look_only) {
+// scores = scores · scale + mask, for queries [0, count) and n keys; or looks only: is any of it open?
+static bool add_mask(const float* mask, int64_t pitch, int64_t count, int64_t n, float scale, float* scores,
+                     bool look_only) {
     bool open = false;
     for (int64_t k = 0; k < n; k += W)
         for (int half = 0; half < 2; half++) {
@@ -223,7 +224,7 @@ static bool add_mask(const float* mask, int64_t pitch, int64_t count, int64_t n,
             transpose(v);
             for (int64_t i = 0; i < W && k + i < n; i++) {
                 float* to = scores + (k + i) * NR + half * W;
-                store(to, load(to) + v[i]);
+                store(to, load(to) * scale + v[i]);
             }
         }
     return open;
@@ -251,13 +252,13 @@ static void attend_block(const T* q, int64_t q_pitch, const T* k, int64_t k_pitc
     float* scores = out + padded * NR;         // [KEYS][NR]
     float* tile_of_k = scores + KEYS * NR;     // [padded / W][MR][W]
     float* buffer = tile_of_k + padded * MR;   // [KEYS][width + W], for narrow types
-    rows_to_lanes(q, q_pitch, count, width, scale, query);
+    rows_to_lanes(q, q_pitch, count, width, query);
     memset(out, 0, padded * NR * sizeof(float));
     vf top[2] = {fill(-INFINITY), fill(-INFINITY)}, sum[2] = {};
     const int64_t limit = causal && first + count < keys ? first + count : keys;
     for (int64_t start = 0; start < limit; start += KEYS) {
         const int64_t n = limit - start < KEYS ? limit - start : KEYS;
-        if (mask && !add_mask(mask + start, mask_pitch, count, n, scores, true)) continue;
+        if (mask && !add_mask(mask + start, mask_pitch, count, n, scale, scores, true)) continue;
         for (int64_t t = 0; t < n; t += MR) {
             vf tile[MR][2] = {};
             for (int64_t d = 0; d < width; d += W)
@@ -266,11 +267,16 @@ static void attend_block(const T* q, int64_t q_pitch, const T* k, int64_t k_pitc
                     vf row = t + m >= n ? vf{} : width - d >= W ? load(from) : load_tail(from, width - d, 0);
                     store(tile_of_k + d * MR + m * W, row);
                 }
-            multiply(tile_of_k, query, padded, tile);
+            for (int64_t d = 0; d < padded; d += W) {  // short sums, then their sum: long ones cost digits
+                vf part[MR][2] = {};
+                multiply(tile_of_k + d * MR, query + d * NR, W, part);
+                for (int m = 0; m < MR; m++) tile[m][0] += part[m][0], tile[m][1] += part[m][1];
+            }
             for (int64_t m = 0; m < MR && t + m < n; m++)
                 for (int half = 0; half < 2; half++) store(scores + (t + m) * NR + half * W, tile[m][half]);
         }
-        if (mask) add_mask(mask + start, mask_pitch, count, n, scores, false);
+        if (mask) add_mask(mask + start, mask_pitch, count, n, scale, scores, false);
+        const float by = mask ? 1.0f : scale;  // differences first, then the scale: near ones lose nothing
         vf fade[2], shift[2];
         for (int half = 0; half < 2; half++) {
             vf lane;
@@ -283,12 +289,12 @@ static void attend_block(const T* q, int64_t q_pitch, const T* k, int64_t k_pitc
             vf highest = top[half];
             for (int64_t j = 0; j < n; j++) highest = larger(load(scores + j * NR + half * W), highest);
             shift[half] = highest == fill(-INFINITY) ? fill(0.0f) : highest;
-            fade[half] = vexp(top[half] - shift[half]);
+            fade[half] = vexp((top[half] - shift[half]) * by);
             top[half] = highest;
             sum[half] *= fade[half];
             for (int64_t j = 0; j < n; j++) {
                 float* at = scores + j * NR + half * W;
-                vf e = vexp(load(at) - shift[half]);
+                vf e = vexp((load(at) - shift[half]) * by);
                 sum[half] += e;
                 store(at, e);
             }
@@ -393,6 +399,8 @@ def attend(Q, K, V, out, causal, sm_scale, mask=None):
 
     K and V may have fewer heads (a divisor of Q's). `mask` is float32, added, broadcastable to [B, H, queries, keys].
     """
+    if sm_scale <= 0:  # the kernel scales differences to the largest score
+        Q, sm_scale = Q * sm_scale, 1.0
     batch, heads, queries, width = Q.shape
     keys = K.shape[2]
     strides = (0, 0, 0)

@@ -156,16 +156,16 @@ static inline void transpose(vf (&v)[W]) {
         memcpy(v, next, sizeof next);
     }
 }
-// Columns of rows [0, count) of x, times scale, as [width padded to W][2 W]: rows become lanes, zeros outside.
+// Rows [0, count) of x as [width padded to W][2 W]: rows become lanes, zeros outside.
 template <class T>
-static void rows_to_lanes(const T* x, int64_t pitch, int64_t count, int64_t width, float scale, float* to) {
+static void rows_to_lanes(const T* x, int64_t pitch, int64_t count, int64_t width, float* to) {
     for (int64_t d = 0; d < width; d += W)
         for (int half = 0; half < 2; half++) {
             vf v[W];
             for (int i = 0; i < W; i++) {
                 const int64_t row = half * W + i;
                 const T* from = x + row * pitch + d;
-                v[i] = row >= count ? vf{} : (width - d >= W ? load(from) : load_tail(from, width - d, 0)) * scale;
+                v[i] = row >= count ? vf{} : width - d >= W ? load(from) : load_tail(from, width - d, 0);
             }
             transpose(v);
             for (int i = 0; i < W; i++) store(to + (d + i) * NR + half * W, v[i]);
@@ -209,7 +209,7 @@ static void fused_mlp(const T* x, const T* w_gate, const T* w_up, const T* w_dow
         #pragma omp for schedule(static)
         for (int64_t p = 0; p < panels; p++) {
             const int64_t count = rows - p * NR < NR ? rows - p * NR : NR;
-            rows_to_lanes(x + p * NR * width, width, count, width, 1.0f, lanes + p * width_up * NR);
+            rows_to_lanes(x + p * NR * width, width, count, width, lanes + p * width_up * NR);
             memset(inner + (p * tall + hidden) * NR, 0, (tall - hidden) * NR * sizeof(float));
         }
         #pragma omp for schedule(dynamic, 1)

@@ -122,7 +122,7 @@ static void rotate(const T* x, const T* cosine, const T* sine, T* y, int64_t hal
     }
 }
 
-// x and y share strides over batch, head and position; cos and sin are [positions, half].
+// x by strides, y dense; cos and sin are [positions, half].
 template <class T>
 static void rotary(const T* x, const T* cosine, const T* sine, T* y, int64_t batch, int64_t heads, int64_t positions,
                    int64_t half, int64_t by_batch, int64_t by_head, int64_t by_position) {
@@ -130,7 +130,7 @@ static void rotary(const T* x, const T* cosine, const T* sine, T* y, int64_t bat
     for (int64_t bh = 0; bh < batch * heads; bh++)
         for (int64_t s = 0; s < positions; s++) {
             const int64_t at = bh / heads * by_batch + bh % heads * by_head + s * by_position;
-            rotate(x + at, cosine + s * half, sine + s * half, y + at, half);
+            rotate(x + at, cosine + s * half, sine + s * half, y + (bh * positions + s) * 2 * half, half);
         }
 }
 
@@ -189,20 +189,20 @@ ROTARY = entries("rotary", "ppppiiiiiii")
 
 
 def kernel_fn(x, cos, sin):
-    """Rotate `x` [B, H, S, D] by `cos` and `sin` [S, D/2]; a permuted x (heads behind positions) keeps its strides."""
+    """Rotate `x` [B, H, S, D], any strides, by `cos` and `sin` [S, D/2]; the result is contiguous."""
     batch, heads, positions, width = x.shape
     if cos.shape != (positions, width // 2) or sin.shape != cos.shape or width % 2:
         raise ValueError(f"rotary: x {tuple(x.shape)} needs cos and sin [{positions}, {width // 2}]")
     if not x.dtype == cos.dtype == sin.dtype:
         kind = torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype))
         x, cos, sin = x.to(kind), cos.to(kind), sin.to(kind)
-    y = torch.empty_like(x)
-    strides = x.stride()
-    if strides[3] != 1 or y.stride() != strides:  # views with gaps or a strided last dimension
-        return y.copy_(kernel_fn(x.contiguous(), cos, sin))
+    if x.stride(3) != 1:
+        x = x.contiguous()
     if not (cos.is_contiguous() and sin.is_contiguous()):
         cos, sin = cos.contiguous(), sin.contiguous()
+    y = torch.empty(x.shape, dtype=x.dtype)
     if x.numel():
+        by_batch, by_head, by_position, _ = x.stride()
         ROTARY[x.dtype](
             x.data_ptr(),
             cos.data_ptr(),
@@ -212,6 +212,8 @@ def kernel_fn(x, cos, sin):
             heads,
             positions,
             width // 2,
-            *strides[:3],
+            by_batch,
+            by_head,
+            by_position,
         )
     return y
