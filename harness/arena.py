@@ -124,6 +124,11 @@ class Arena:
         """Forget all slots; the next ones start at another offset."""
         self._cursor = self._gap()
 
+    def wipe(self) -> None:
+        """Clear everything and forget all slots, so that one worker leaves nothing here for the next."""
+        self._region.wipe()
+        self.reset()
+
     def close(self) -> None:
         """Give the memory back; views of it must not be used afterwards."""
         self._region.close()
@@ -172,6 +177,9 @@ class _Memfd:
     def bytes(self, offset: int, nbytes: int) -> torch.Tensor:
         return torch.frombuffer(self._map, dtype=torch.uint8, count=nbytes, offset=offset)
 
+    def wipe(self) -> None:
+        self._map.madvise(mmap.MADV_REMOVE)  # drops the pages, so that unused room costs nothing
+
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
         return {"kind": "memfd", "nbytes": self.nbytes}, [self._fd]
 
@@ -204,6 +212,9 @@ class _DeviceMemory:
 
     def bytes(self, offset: int, nbytes: int) -> torch.Tensor:
         return torch.as_tensor(_Span(self._pointer + offset, nbytes), device=self._device)
+
+    def wipe(self) -> None:
+        self.bytes(0, self.nbytes).fill_(POISON)
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
         body = {"kind": self._sharing.value, "nbytes": self.nbytes, "index": self._device.index}

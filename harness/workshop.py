@@ -53,7 +53,7 @@ WARM_ENVIRONMENT = {
     "CUDA_MODULE_LOADING": "LAZY",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a look for a GPU in the warm parent must not initialise CUDA there
 }
-COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "torch.utils.cpp_extension")
 
 
 class Execution(StrEnum):
@@ -261,7 +261,14 @@ class Workshop:
         ours, theirs = socket.socketpair()
         with theirs, (self._folder / "warm.log").open("wb") as log:
             self._warm = subprocess.Popen(
-                [sys.executable, "-I", str(WORKER_FOLDER / "warm.py"), str(theirs.fileno()), *_site_folders()],
+                [
+                    sys.executable,
+                    "-I",
+                    str(WORKER_FOLDER / "warm.py"),
+                    str(theirs.fileno()),
+                    str(self._folder),
+                    *_site_folders(),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -339,6 +346,7 @@ class Worker:
         self._guard = 0
         self._closed = False
         self._source: dict[str, str] = {}
+        self._expected = ""
         self.arena: Arena | None = None
         self._final_log = ""
         self.peak_memory_mb: float | None = None
@@ -385,6 +393,15 @@ class Worker:
     def load(self, timeout_s: float) -> None:
         """Import the kernel file. Raises KernelRaised, WorkerTimeout, WorkerDied, WorkerOutOfMemory."""
         self._ask({"verb": "load", **self._source}, timeout_s)
+
+    def prepack(self, weights: Sequence[Slot], timeout_s: float) -> float | None:
+        """Have the file's `prepack` rearrange these weights; the seconds it took, None when it declares none.
+
+        Later calls that name the same slots get the packed tensors instead: call it again when contents change.
+        """
+        begin = time.perf_counter()
+        answer = self._ask({"verb": "prepack", "weights": [asdict(slot) for slot in weights]}, timeout_s)
+        return time.perf_counter() - begin if answer.get("packed") is True else None
 
     def call(
         self,
@@ -480,9 +497,10 @@ class Worker:
 
     def _ask(self, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self._settle()
+        self._expected = secrets.token_hex(8)  # an answer written ahead of its question cannot know it
         self._channel.settimeout(timeout_s)
         try:
-            frames.send(self._channel, body)
+            frames.send(self._channel, {**body, "id": self._expected})
         except TimeoutError:
             self.close()
             raise WorkerTimeout(f"the worker took no request within {timeout_s:g} s") from None
@@ -507,6 +525,9 @@ class Worker:
             answer = None
         if answer is None:
             raise self._post_mortem()
+        if answer.get("id", "") != self._expected:
+            self.close()
+            raise WorkerDied("the worker wrote an answer to what was not asked", reason="protocol")
         if "raised" in answer:
             raised, message = _text(answer["raised"]), _text(answer.get("message"))
             if answer.get("memory") is True:

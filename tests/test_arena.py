@@ -101,6 +101,14 @@ def test_views_share_memory_with_whoever_maps_the_descriptor(arena):
     assert arena.tensor(slot).tolist() == [0, 1, 77, 3]
 
 
+def test_a_wiped_arena_keeps_nothing_of_what_was_in_it(arena):
+    slot = arena.place(torch.full((1000,), 7.0))
+    arena.wipe()
+    assert not (arena.tensor(slot) == 7.0).any()
+    again = arena.place(torch.arange(5.0))
+    assert arena.tensor(again).tolist() == [0, 1, 2, 3, 4]
+
+
 def test_contiguous_strides_equal_torchs():
     for shape in ((), (3,), (2, 3, 4), (2, 0, 4), (1, 5)):
         assert contiguous_stride(shape) == torch.empty(shape).stride()

@@ -1,5 +1,7 @@
 """Real workers forked from a real warm parent: what a kernel does costs its own worker and nothing else."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from harness.workshop import (
     Workshop,
 )
 
+ROOT = Path(__file__).resolve().parent.parent
 ADD = "def kernel_fn(x, y):\n    return x + y\n"
 SCALED = "def kernel_fn(x, *, factor, shift=0.0):\n    return x * factor + shift\n"
 
@@ -139,6 +142,35 @@ def test_timed_runs_use_the_contents_of_the_moment_and_can_be_collected(shop, ar
     assert sample.seconds > 0
     assert sample.device_seconds is None
     assert torch.equal(arena.tensor(out), (x - 5) * 2)
+
+
+def test_prepacked_weights_replace_the_slots_they_were_made_from(shop, arena):
+    source = """
+def prepack(weight, bias):
+    return weight.t().contiguous(), bias * 2
+def kernel_fn(x, weight, bias):
+    assert weight.is_contiguous()
+    return x @ weight + bias
+"""
+    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    slots, out = [arena.place(tensor) for tensor in (x, weight, bias)], arena.reserve((3, 5), "float32")
+    with shop.open(source, arena) as worker:
+        worker.load(10)
+        assert worker.prepack(slots[1:], 10) > 0
+        worker.call(slots, {}, [out], 10)
+    torch.testing.assert_close(arena.tensor(out), x @ weight.t() + bias * 2)
+    with shop.open(ADD, arena) as worker:
+        worker.load(10)
+        assert worker.prepack(slots[1:], 10) is None
+
+
+def test_a_prepack_that_returns_too_little_is_the_kernels_error(shop, arena):
+    source = "def prepack(a, b):\n    return a\ndef kernel_fn(x, a, b):\n    return x\n"
+    slots = [arena.place(torch.ones(2)) for _ in range(2)]
+    with shop.open(source, arena) as worker:
+        worker.load(10)
+        with pytest.raises(KernelRaised, match="one tensor for each of its 2 weights"):
+            worker.prepack(slots, 10)
 
 
 def test_a_timed_run_takes_as_long_as_its_repeats(shop, arena):
@@ -341,6 +373,47 @@ def kernel_fn(x):
         with pytest.raises(WorkerTimeout):
             worker.call([slot], {}, [out], 0.3)
     assert not leftovers()
+
+
+def test_an_answer_written_ahead_of_its_question_is_a_death(shop, arena):
+    source = """
+import json, os, struct
+def kernel_fn(x):
+    for _ in range(3):
+        answer = json.dumps({"outputs": [], "count": 1, "structure": "Tensor", "device_seconds": 1e-9}).encode()
+        os.write(3, struct.pack(">I", len(answer)) + answer)
+    return x + 1
+"""
+    with pytest.raises(WorkerDied, match="not asked"):
+        run(shop, arena, source, torch.ones(2))
+    assert_healthy(shop, arena)
+
+
+def test_a_killed_judge_takes_its_warm_parent_workers_and_folder_with_it(tmp_path):
+    program = """
+import sys, time, torch
+from harness.arena import Arena
+from harness.workshop import Workshop
+shop, arena = Workshop("cpu"), Arena("cpu", 1 << 20)
+source = "import subprocess; subprocess.Popen(['sleep', '300'])"
+worker = shop.open(source + "\\ndef kernel_fn(x):\\n    while True: pass", arena)
+worker.load(20)
+print(shop._warm.pid, worker._guard, shop._folder, flush=True)
+worker.call([arena.place(torch.ones(1))], {}, [], 300)
+"""
+    judge = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    warm, guard, folder = judge.stdout.readline().split()
+    below = [process.pid for process in psutil.Process(int(guard)).children(recursive=True)]
+    assert len(below) == 2
+    judge.kill()
+    judge.wait()
+    judge.stdout.close()
+    deadline = time.monotonic() + 10
+    gone = [int(warm), int(guard), *below]
+    while time.monotonic() < deadline and (any(map(psutil.pid_exists, gone)) or Path(folder).exists()):
+        time.sleep(0.05)
+    assert not [pid for pid in gone if psutil.pid_exists(pid)]
+    assert not Path(folder).exists()
 
 
 def test_a_killed_warm_parent_is_started_again(arena):

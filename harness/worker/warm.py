@@ -1,7 +1,8 @@
 """The warm parent: imports torch and triton once, forks workers on request, and does nothing else.
 
 It runs no tensor operation (a forked child would hang on its first parallel one), holds no CUDA context and never
-sees a kernel's source, a seed or an expected value. Started as `python -I warm.py FD [SITE_FOLDER...]`.
+sees a kernel's source, a seed or an expected value. Started as `python -I warm.py FD FOLDER [SITE_FOLDER...]`; when
+the judge is gone it removes FOLDER.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -34,7 +36,7 @@ def load_package() -> None:
 
 def main() -> int:
     """Serve fork requests until the judge closes its end."""
-    sys.path.extend(folder for folder in sys.argv[2:] if folder not in sys.path)
+    sys.path.extend(folder for folder in sys.argv[3:] if folder not in sys.path)
     channel = socket.socket(fileno=int(sys.argv[1]))
     load_package()
     frames = importlib.import_module(f"{PACKAGE}.frames")
@@ -57,6 +59,7 @@ def main() -> int:
         if channel in readable:
             request = frames.receive_with_descriptors(channel)
             if request is None:
+                shutil.rmtree(sys.argv[2], ignore_errors=True)
                 return 0
             _serve(channel, guard, supported, *request)
 

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ from . import device_memory, frames
 
 MAX_TEXT = 8000
 WARM_UP_CALLS = 3
+
+# Bound before any kernel file is imported; the judge's own clock is what finally counts.
+_Event = torch.cuda.Event
+_elapsed_ms: Callable[[Any, Any], float] = torch.cuda.Event.elapsed_time
+_synchronize_device = torch.cuda.synchronize
 
 Kernel = Callable[..., Any]
 
@@ -69,9 +75,10 @@ def _open_device_memory(body: dict[str, Any], descriptors: Sequence[int], device
 
 @dataclass
 class Prepared:
-    """One call made ready: real tensors, constants, and what the last run returned."""
+    """One call made ready: its tensors, the memory that an output must not share, and what the last run returned."""
 
     tensors: list[torch.Tensor]
+    storages: list[tuple[int, int]]
     run: Callable[[], Any]
     result: Any = None
 
@@ -86,6 +93,8 @@ class Worker:
         self.execution = "plain"
         self.prepared: list[Prepared] = []
         self.graph: Any = None
+        self.module: ModuleType | None = None
+        self._packed: dict[tuple[Any, ...], torch.Tensor] = {}
         self._bound: dict[Any, Kernel] = {}
         self._libraries: list[Any] = []
 
@@ -109,8 +118,22 @@ class Worker:
         entry = getattr(module, body["entry"], None)
         if not callable(entry):
             raise AttributeError(f"the file defines no function {body['entry']}")
-        self.kernel = entry
+        self.kernel, self.module = entry, module
         return {}
+
+    def prepack(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Let the file rearrange these weights; later calls get its tensors where they name the same slots."""
+        assert self.memory is not None
+        function = getattr(self.module, "prepack", None)
+        if function is None:
+            return {"packed": False}
+        packed = function(*[self.memory.tensor(slot) for slot in body["weights"]])
+        leaves = list(packed) if isinstance(packed, tuple | list) else [packed]
+        if len(leaves) != len(body["weights"]) or not all(type(leaf) is torch.Tensor for leaf in leaves):
+            raise TypeError(f"prepack must return one tensor for each of its {len(body['weights'])} weights")
+        self._packed.update(zip(map(_slot_key, body["weights"]), leaves, strict=True))
+        self._synchronize()
+        return {"packed": True}
 
     def call(self, body: dict[str, Any]) -> dict[str, Any]:
         """One call; its outputs copied into the slots that the judge named."""
@@ -141,17 +164,17 @@ class Worker:
         for _ in range(body["repeats"]):
             if body["flush"]:
                 self._flush_cache()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = _Event(enable_timing=True), _Event(enable_timing=True)
             begin.record()
             if self.graph is not None:
                 self.graph.replay()
             else:
                 self._run_all()
-                torch.cuda.synchronize()  # work on other streams counts too
+                _synchronize_device()  # work on other streams counts too
             end.record()
             pairs.append((begin, end))
-        torch.cuda.synchronize()
-        return {"device_seconds": sum(begin.elapsed_time(end) for begin, end in pairs) / 1e3}
+        _synchronize_device()
+        return {"device_seconds": sum(_elapsed_ms(begin, end) for begin, end in pairs) / 1e3}
 
     def collect(self, body: dict[str, Any]) -> dict[str, Any]:
         """Copy what the last timed run of one prepared call returned."""
@@ -168,12 +191,12 @@ class Worker:
                 self._run_all()
         except Exception as error:
             # A kernel that synchronises or allocates by itself cannot be captured: it is timed launch by launch.
-            torch.cuda.synchronize()
+            _synchronize_device()
             self._run_all()
             return _clipped(f"{type(error).__name__}: {error}")
         self.graph = graph
         graph.replay()
-        torch.cuda.synchronize()
+        _synchronize_device()
         return ""
 
     def _flush_cache(self) -> None:
@@ -184,9 +207,11 @@ class Worker:
 
     def _prepare(self, body: dict[str, Any], results: int) -> Prepared:
         assert self.memory is not None
-        tensors = [self.memory.tensor(slot) for slot in body["inputs"]]
+        inputs = [(self.memory.tensor(slot), self._packed.get(_slot_key(slot))) for slot in body["inputs"]]
+        tensors = [plain if packed is None else packed for plain, packed in inputs]
+        storages = [_span(tensor) for pair in inputs for tensor in pair if tensor is not None]
         function = self._bind(tensors, body["positional"], body["constants"], results)
-        return Prepared(tensors, lambda: function(*tensors))
+        return Prepared(tensors, storages, lambda: function(*tensors))
 
     def _bind(
         self, tensors: list[torch.Tensor], positional: list[Any], constants: dict[str, Any], results: int
@@ -229,15 +254,14 @@ class Worker:
 
     def _synchronize(self) -> None:
         if self._cuda():
-            torch.cuda.synchronize()
+            _synchronize_device()
 
     def _deliver(self, prepared: Prepared, slots: list[dict[str, Any]]) -> dict[str, Any]:
         result = prepared.result
         leaves = list(result) if isinstance(result, tuple | list) else [result]
-        storages = [_span(tensor) for tensor in prepared.tensors]
         reports = []
         for index, leaf in enumerate(leaves[:64]):
-            report = _describe(leaf, storages)
+            report = _describe(leaf, prepared.storages)
             if index < len(slots) and report.get("tensor"):
                 report["copied"] = self._copy(leaf, slots[index])
             reports.append(report)
@@ -258,6 +282,10 @@ class Worker:
         if self._cuda():
             return {"peak_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
         return {"peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
+
+
+def _slot_key(slot: dict[str, Any]) -> tuple[Any, ...]:
+    return slot["offset"], slot["dtype"], tuple(slot["shape"]), tuple(slot["stride"])
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -350,7 +378,7 @@ def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any
         torch.set_num_threads(request["threads"])
     frames.send(channel, {"layers": layers})
     worker = Worker(request)
-    verbs = {verb: getattr(worker, verb) for verb in ("load", "call", "prepare", "time", "collect")}
+    verbs = {verb: getattr(worker, verb) for verb in ("load", "prepack", "call", "prepare", "time", "collect")}
     while True:
         received = frames.receive_with_descriptors(channel)
         if received is None:
@@ -361,7 +389,7 @@ def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any
             answer = worker.attach(body, descriptors) if verb == "attach" else verbs[verb](body)
         except BaseException as error:
             answer = _failure(error)
-        frames.send(channel, answer)
+        frames.send(channel, {**answer, "id": body.get("id", "")})
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
