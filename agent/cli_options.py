@@ -64,8 +64,9 @@ def harness_in(folder: Path) -> "Harness":
 def _say_event(name: str, body: Mapping[str, Any]) -> None:
     """Progress of a harness process, on standard error so that `--json` stays alone on standard output."""
     if sys.stderr.isatty():
-        words = " ".join(str(value) for value in body.values())
-        print(f"  {name} {words}"[:160], file=sys.stderr)
+        from agent.progress import event_words
+
+        print(f"  {event_words(name, body)}"[:160], file=sys.stderr)
 
 
 def console() -> "Console":

@@ -1,6 +1,5 @@
 """`run`, `resume`, `stop` and `verify`: commands that work on a session."""
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from agent.cli_options import (
 
 if TYPE_CHECKING:
     from agent.places import SessionPlaces
+    from agent.progress import Progress
     from agent.session import Options, Show
 
 STOP_PATIENCE_S = 30.0
@@ -104,6 +104,7 @@ def resume(
     from agent import runner
     from agent.budget import amended
     from agent.places import find_session
+    from agent.progress import Progress
     from agent.repository import workspace_root
 
     places = find_session(workspace_root(Path.cwd()), name)
@@ -119,7 +120,10 @@ def resume(
         again = [word for key, value in flags.items() if value is not None for word in (f"--{key}", value)]
         again += ["--proposer", runner.absolute_proposer(proposer)] if proposer else []
         _detached(places, again + ["--accept-change"] * accept_change)
-    code = runner.run_session(places, show=_shown(), detached=in_background, change=change, accept_change=accept_change)
+    with Progress() as progress:
+        code = runner.run_session(
+            places, show=_shown(progress), detached=in_background, change=change, accept_change=accept_change
+        )
     raise typer.Exit(code)
 
 
@@ -178,10 +182,13 @@ def verify(
 
 def _go(places: "SessionPlaces", *, detach: bool) -> None:
     from agent import runner
+    from agent.progress import Progress
 
     if detach:
         _detached(places, [])
-    raise typer.Exit(runner.run_session(places, show=_shown(), detached=False))
+    with Progress() as progress:
+        code = runner.run_session(places, show=_shown(progress), detached=False)
+    raise typer.Exit(code)
 
 
 def _detached(places: "SessionPlaces", arguments: list[str]) -> None:
@@ -214,16 +221,13 @@ def _flags(
     return {"hours": hours, "experiments": experiments, "dollars": dollars, "tokens": tokens, "calls": calls}
 
 
-def _say(line: str) -> None:
-    """One line of progress, at once; rich colours the status where somebody is looking."""
-    if sys.stdout.isatty():
-        console().print(line, highlight=True, markup=False)
-    else:
-        print(line, flush=True)
-
-
-def _shown() -> "Show":
+def _shown(progress: "Progress") -> "Show":
     from agent.session import Show
     from agent.tables import print_ranking, print_verify
 
-    return Show(_say, lambda report: print_ranking(console(), report), lambda report: print_verify(console(), report))
+    return Show(
+        say=progress.say,
+        event=progress.event,
+        ranking=lambda report: print_ranking(progress.console, report),
+        verification=lambda report: print_verify(progress.console, report),
+    )

@@ -182,7 +182,14 @@ class Journal:
 
     def unjudgeable(self) -> dict[str, str]:
         """Targets that cannot be judged, and why."""
-        rows = self._connection.execute("SELECT name, value FROM notes WHERE name LIKE 'unjudgeable:%'")
+        return self._notes("unjudgeable")
+
+    def forgotten(self) -> dict[str, int]:
+        """Targets whose experiments up to a number no longer count, because the model changed."""
+        return {target: int(number) for target, number in self._notes("forgotten").items()}
+
+    def _notes(self, kind: str) -> dict[str, str]:
+        rows = self._connection.execute("SELECT name, value FROM notes WHERE name LIKE ?", (f"{kind}:%",))
         return {name.partition(":")[2]: value for name, value in rows}
 
     def invalid_reply(self, number: int) -> InvalidReply | None:

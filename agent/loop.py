@@ -1,5 +1,6 @@
 """The night: propose, judge, keep or revert, record, and measure the model after each keep."""
 
+import hashlib
 import json
 import shutil
 import time
@@ -10,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from agent import policy, ranking
-from agent.errors import InputError, MachineError, OvernightError, StopRequestedError
+from agent.errors import InputError, MachineError, OursError, OvernightError, StopRequestedError
 from agent.harness_client import HarnessDiedError, HarnessProcess
 from agent.journal import Decision, now_iso
 from agent.places import write_whole
 from agent.proposers.base import Ordered
 from agent.records import Candidate, Experiment, ExperimentState, InvalidReply, NothingLeft, RowStatus
 from agent.repository import KeepMessage
-from agent.session import Session, kept_kernels, note_tip, open_branch_of, verify_request
+from agent.session import Session, forget_changed_targets, kept_kernels, note_tip, open_branch_of, verify_request
 from agent.verbs import JUDGE_TIMEOUT_S
 from harness import wire
 from harness.records import JudgeRequest, Target, Verdict, VerifyReport
@@ -77,6 +78,9 @@ def prepare(session: Session) -> None:
     if session.report is None:
         session.say(f"profiling {session.options.model.reference}")
         session.report = session.harness.profile(session.options.model, session.places.folder)
+        before = session.places.read_profile_before()
+        if before:
+            forget_changed_targets(session.journal, before, session.report)
         write_whole(session.places.profile, wire.to_json(session.report))
         session.show.ranking(session.report)
     open_branch_of(session)
@@ -122,7 +126,7 @@ def next_proposal(session: Session) -> Candidate | InvalidReply | None:
 
 def choose_target(session: Session) -> Target | None:
     """The ranking's choice, or that of a proposer with an order of its own (replay)."""
-    experiments = session.journal.experiments()
+    experiments = session.experiments()
     if isinstance(session.proposer, Ordered):
         playable = [target for target in session.targets if target.id not in session.parked]
         return session.proposer.next_target(playable, experiments)
@@ -141,7 +145,7 @@ def open_experiment(session: Session, proposal: Candidate | InvalidReply) -> int
 
 def settle_unjudged(session: Session, number: int, candidate: Candidate) -> bool:
     """A candidate that says what an earlier one said costs no judge time; returns whether this was one."""
-    earlier = [one for one in session.journal.experiments() if one.number != number]
+    earlier = [one for one in session.experiments() if one.number != number]
     same = policy.duplicate_of(candidate, earlier)
     if same:
         detail = f"the same kernel as experiment {same.number}, which was {same.status}"
@@ -249,7 +253,7 @@ class Judge:
         """The verdict; events go to the experiment's log. Raises StopRequestedError, MachineError, OursError."""
         session = self._session
         incumbent = session.incumbent(candidate.target)
-        tried = [one for one in session.journal.experiments() if one.target == candidate.target and one.verdict]
+        tried = [one for one in session.experiments() if one.target == candidate.target and one.verdict]
         request = JudgeRequest(
             target=str(session.places.target_file(candidate.target)),
             source=candidate.source,
@@ -272,8 +276,12 @@ class Judge:
 
             def write(name: str, body: Mapping[str, Any]) -> None:
                 file.write(f"{now_iso()} {name} {json.dumps(dict(body), ensure_ascii=False)}\n")
+                self._session.harness.on_event(name, body)
 
-            return self._process.call("judge", request, Verdict, timeout_s=JUDGE_TIMEOUT_S, on_event=write)
+            verdict = self._process.call("judge", request, Verdict, timeout_s=JUDGE_TIMEOUT_S, on_event=write)
+        if verdict.kernel_sha256 != hashlib.sha256(request.source.encode()).hexdigest():
+            raise OursError("The judge answered for another kernel than the one it was given.")
+        return verdict
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -284,7 +292,7 @@ class Judge:
 
 def measure_model(session: Session, one: Experiment) -> tuple[VerifyReport | None, str | None]:
     """The model with everything kept and this one; and why it must go again, or None."""
-    kernels = kept_kernels(session.targets, [*session.journal.experiments(), replace(one, status=RowStatus.KEEP)])
+    kernels = kept_kernels(session.targets, [*session.experiments(), replace(one, status=RowStatus.KEEP)])
     if one.target not in kernels:
         return None, "another choice of disjoint kernels saves more"
     session.say(f"measuring the model with {len(kernels)} kept kernel{'s' * (len(kernels) > 1)}")

@@ -44,6 +44,11 @@ class SessionPlaces:
         return self.folder / "profile.json"
 
     @property
+    def profile_before(self) -> Path:
+        """The ranking before the model or the machine changed."""
+        return self.folder / "profile-before.json"
+
+    @property
     def log(self) -> Path:
         """What harness processes and a detached session print."""
         return self.folder / "log.txt"
@@ -63,10 +68,18 @@ class SessionPlaces:
 
     def read_profile(self) -> ProfileReport | None:
         """The stored profile, None before the first one was finished."""
-        try:
-            return wire.from_json(ProfileReport, self.profile.read_bytes())
-        except FileNotFoundError:
-            return None
+        return _profile(self.profile)
+
+    def read_profile_before(self) -> ProfileReport | None:
+        """The profile before the last change, None when there was none."""
+        return _profile(self.profile_before)
+
+
+def _profile(path: Path) -> ProfileReport | None:
+    try:
+        return wire.from_json(ProfileReport, path.read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 def sessions(root: Path) -> list[str]:

@@ -79,7 +79,7 @@ def run_session(
     """Open the session, have its night, verify, and say what is next; returns the exit code."""
     stop = StopFlag()
     stop.listen(detached=detached)
-    harness = Harness(places.root, places.log, stop, lambda _name, _body: None, harness_entry)
+    harness = Harness(places.root, places.log, stop, show.event, harness_entry)
     try:
         with session.open_session(
             places, harness, show, make_proposer, change=change, accept_change=accept_change
@@ -110,7 +110,7 @@ def _whole_night(opened: Session) -> int:
 
 
 def _verify_at_end(opened: Session) -> None:
-    kernels = session.kept_kernels(opened.targets, opened.journal.experiments())
+    kernels = session.kept_kernels(opened.targets, opened.experiments())
     if not kernels:
         return
     opened.say(f"final verification of the model with {len(kernels)} kept kernel{'s' * (len(kernels) > 1)}")

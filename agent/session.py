@@ -24,15 +24,17 @@ from agent.repository import SessionBranch
 from agent.verbs import Harness
 from harness import wire
 from harness.records import KeptKernel, LibraryPolicy, ModelSpec, ProfileReport, Target, VerifyReport, VerifyRequest
+from harness.rpc import EventSink
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Show:
-    """How a session speaks: a line, the ranking after a profile, the model after the final verification."""
+    """How a session speaks: a line, what is going on, the ranking after a profile, the model at the end."""
 
     say: Say
+    event: EventSink
     ranking: Callable[[ProfileReport], None]
     verification: Callable[[VerifyReport], None]
 
@@ -91,6 +93,10 @@ class Session:
         """One target; raises KeyError for one that the profile does not have."""
         return {target.id: target for target in self.targets}[target_id]
 
+    def experiments(self) -> tuple[Experiment, ...]:
+        """Those that still say something about the targets as they are now."""
+        return still_valid(self.journal)
+
     def stop_reason(self) -> str | None:
         """Why no further experiment may start."""
         if self.harness.stop():
@@ -105,13 +111,16 @@ class Session:
 
     def incumbent(self, target_id: str) -> Candidate | None:
         """The kernel that stands on the branch for a target."""
-        kept = [one for one in self.journal.experiments() if one.target == target_id and one.status is RowStatus.KEEP]
+        kept = [one for one in self.experiments() if one.target == target_id and one.status is RowStatus.KEEP]
         return kept[-1].candidate if kept else None
 
     def interrupted(self) -> Experiment | None:
         """The last experiment if it was cut off: its candidate is judged before anything new is proposed."""
-        last = self.journal.experiments()[-1:]
-        return last[0] if last and last[0].status is RowStatus.INTERRUPTED and last[0].candidate else None
+        for last in self.journal.experiments()[-1:]:
+            known = last in self.experiments() and last.target in {target.id for target in self.targets}
+            if known and last.status is RowStatus.INTERRUPTED and last.candidate:
+                return last
+        return None
 
     def brief(self, target: Target) -> Brief:
         """What the proposer gets to know now; program.md is read anew each time, so that a user can steer."""
@@ -126,7 +135,7 @@ class Session:
             incumbent_backend=incumbent.backend if incumbent else None,
             attempts=tuple(
                 attempt(one, self.journal)
-                for one in self.journal.experiments()
+                for one in self.experiments()
                 if one.target == target.id and one.status is not None
             ),
             program=_text_of(self.places.root / "program.md"),
@@ -157,6 +166,22 @@ class Session:
         results.append(self.places.results, row(experiment, self.places.name, self.journal, self.report))
         self.journal.recorded(number)
         return experiment
+
+
+def still_valid(journal: Journal) -> tuple[Experiment, ...]:
+    """All experiments but those on a target that became another one when the model changed."""
+    forgotten = journal.forgotten()
+    return tuple(one for one in journal.experiments() if one.number > forgotten.get(one.target, 0))
+
+
+def forget_changed_targets(journal: Journal, before: ProfileReport, after: ProfileReport) -> list[str]:
+    """After a change, an id may name another region: what was learnt on the old one no longer counts; returns them."""
+    keys = {target.id: target.key for target in after.targets}
+    changed = [target.id for target in before.targets if keys.get(target.id) != target.key]
+    last = len(journal.experiments())
+    for target_id in changed:
+        journal.set_note(f"forgotten:{target_id}", str(last))
+    return changed
 
 
 def row(experiment: Experiment, name: str, journal: Journal, report: ProfileReport | None) -> results.Row:
@@ -297,7 +322,8 @@ def _check_fingerprint(
             " --accept-change to profile it again, or start a new session."
         )
     journal.set_note("fingerprint", now)
-    places.profile.unlink(missing_ok=True)
+    if places.profile.exists():
+        places.profile.replace(places.profile_before)
     say(f"changed since the last run: {', '.join([*model, *machine])}; the model is profiled and measured again")
 
 
@@ -345,6 +371,6 @@ def verify_session(harness: Harness, places: SessionPlaces, modes: tuple[str, ..
     """Measure a session's model with what it keeps; works beside a running session."""
     profile = places.read_profile()
     with closing(Journal(places.journal)) as journal:
-        options, experiments = read_options(journal), journal.experiments()
+        options, experiments = read_options(journal), still_valid(journal)
     kernels = kept_kernels(profile.targets if profile else (), experiments)
     return harness.verify(verify_request(options.model, places, kernels, modes, bisect=bisect))

@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--pause-at", default=None)
     parser.add_argument("--proposer", default="replay:recordings")
     parser.add_argument("--detached", action="store_true")
+    parser.add_argument("--accept-change", action="store_true")
     arguments = parser.parse_args()
     os.chdir(arguments.workspace)
     root = Path.cwd()
@@ -47,11 +48,13 @@ def main() -> int:
             places,
             show=session.Show(
                 say=lambda line: print(line, flush=True),
+                event=lambda _name, _body: None,
                 ranking=lambda report: print(f"{len(report.targets)} targets", flush=True),
                 verification=lambda report: print(f"verified {report.model_speedup:.3f}", flush=True),
             ),
             detached=arguments.detached,
             change=lambda options: replace(options, budget=amended(options.budget or Budget(), flags)),
+            accept_change=arguments.accept_change,
             harness_entry=SCRIPTED,
         )
     except OvernightError as error:

@@ -38,8 +38,10 @@ def profile(body):
     script = json.loads(Path(body["model"]["reference"].rpartition(":")[0]).read_text().splitlines()[0].lstrip("# "))
     if "refuse" in script:
         raise RefusedError("input", script["refuse"])
+    keys, members = script.get("keys", {}), script.get("members", {})
     targets = [
-        target(name, share, script.get("members", {}).get(name, [])) for name, share in script["targets"].items()
+        {**target(name, share, members.get(name, [])), "key": keys.get(name, name)}
+        for name, share in script["targets"].items()
     ]
     folder = Path(body["folder"]) / "targets"
     folder.mkdir(parents=True, exist_ok=True)

@@ -252,3 +252,15 @@ def test_keys_and_tokens_do_not_reach_a_harness_process(tmp_path):
     )
     assert "KEPT" in done.stdout
     assert not any(name in done.stdout for name in secrets)
+
+
+def test_an_accepted_change_forgets_what_was_learnt_on_targets_that_are_others_now(tmp_path):
+    recordings = {"0001_rmsnorm_a__one.py": kernel(), "0002_softmax_b__two.py": kernel(name="2")}
+    workspace = make_workspace(tmp_path, recordings=recordings)
+    drive(workspace, "run")
+    script = {"targets": {"rmsnorm_a": 0.4, "softmax_b": 0.3}, "keys": {"softmax_b": "another"}}
+    (workspace / "model.py").write_text(f"# {json.dumps(script)}\n")
+    said = drive(workspace, "resume", "--accept-change")
+    assert "changed since the last run: source" in said
+    assert [row["target"] for row in rows(workspace)] == ["rmsnorm_a", "softmax_b", "softmax_b"]
+    assert [row["status"] for row in rows(workspace)] == ["keep", "keep", "keep"]

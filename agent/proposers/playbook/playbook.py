@@ -111,9 +111,8 @@ def _bases(attempts: Sequence[Attempt]) -> list[Attempt]:
         structure = structure_of(attempt.tactic)
         if _speed(attempt) is not None and (structure not in best or _score(attempt) > _score(best[structure])):
             best[structure] = attempt
-    ranked = sorted(best.values(), key=lambda attempt: (-_score(attempt), attempt.number))
-    top = _score(ranked[0]) if ranked else 0.0
-    return [attempt for attempt in ranked[:BASES] if _score(attempt) >= HOPELESS * top and _worth(attempt)]
+    worth = [attempt for attempt in best.values() if (_speed(attempt) or 0.0) >= HOPELESS]
+    return sorted(worth, key=lambda attempt: (-_score(attempt), attempt.number))[:BASES]
 
 
 def _score(attempt: Attempt) -> float:
@@ -125,10 +124,6 @@ def _score(attempt: Attempt) -> float:
 def _speed(attempt: Attempt) -> float | None:
     verdict = attempt.verdict
     return verdict.timing.speedup_vs_best if verdict and verdict.accepted and verdict.timing else None
-
-
-def _worth(attempt: Attempt) -> bool:
-    return (_speed(attempt) or 0.0) >= HOPELESS
 
 
 def _losing_streak(attempts: Sequence[Attempt]) -> int:

@@ -91,12 +91,18 @@ class NestPrinter:
         """Whether a program needs all columns of its rows."""
         return bool(self.nest.reductions)
 
+    @property
+    def flat(self) -> bool:
+        """Whether there are no rows, only one long run of elements."""
+        return not self.nest.outer and not self.nest.reductions
+
     def text(self) -> str:
         """The function's source."""
         for index in self.nest.outputs:
             self._store(index)
         head = self._head()
-        signature = ", ".join([*self.parameters(), "ROWS: tl.constexpr", "BLOCK: tl.constexpr"])
+        shape = ["BLOCK: tl.constexpr"] if self.flat else ["ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
+        signature = ", ".join([*self.parameters(), *shape])
         return f"@triton.jit\ndef {self.name}({signature}):\n" + "\n".join(
             "    " + line for line in [*head, *self.lines]
         )
@@ -106,6 +112,10 @@ class NestPrinter:
         return list(self.used)
 
     def _head(self) -> list[str]:
+        if self.flat:
+            start = "tl.program_id(0).to(tl.int64) * BLOCK"
+            lines = [f"column = {start} + tl.arange(0, BLOCK)", f"inside_columns = column < {self._size(self.columns)}"]
+            return lines + _decode("column", self.nest.row, self._size)
         if self.whole_row:
             lines = ["row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]"]
             lines.append("column = tl.arange(0, BLOCK)[None, :]")
@@ -199,8 +209,6 @@ class NestPrinter:
         for place in self._statics(value):
             text = self.evaluate(value, place)
             address, mask = self._address(tensor, name, place)
-            if loops & self.row_leaves or not self.row_leaves:
-                mask = ", mask=inside"
             self.lines.append(f"tl.store({address}, {text}{mask})")
 
     def _address(self, tensor: Tensor, name: str, place: dict[int, int]) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Assembles the kernel file around generated Triton kernels: layouts, allocation, launch."""
 
 from agent.proposers.playbook.cpp_file import allocate, doc, dtypes, prepare, read_symbols, signature, stride_value
-from agent.proposers.playbook.nests import Nest, Plan, constant_names, out_names, stride_names
+from agent.proposers.playbook.nests import Plan, Tensor, constant_names, out_names, stride_names
 from agent.proposers.playbook.triton import NestPrinter
 
 TEMPLATE = '''"""{doc}"""
@@ -39,11 +39,7 @@ def triton_file(plan: Plan) -> str:
     names = ["kernel"] if len(plan.nests) == 1 else [f"kernel{n}" for n in range(len(plan.nests))]
     printers = [NestPrinter(plan, nest, name) for nest, name in zip(plan.nests, names, strict=True)]
     kernels = "\n\n\n".join(printer.text() for printer in printers)
-    body = [
-        line
-        for tensor in plan.inputs
-        for line in _prepared(tensor_lines=prepare(tensor), paired=tensor.paired, name=tensor.name)
-    ]
+    body = [line for tensor in plan.inputs for line in _prepared(tensor)]
     body += read_symbols(plan)
     body += [f"{name} = {stride_value(plan, name)}" for name in stride_names(plan)]
     device = f", device={plan.inputs[0].name}.device"
@@ -66,8 +62,9 @@ def triton_file(plan: Plan) -> str:
     )
 
 
-def _prepared(tensor_lines: list[str], *, paired: bool, name: str) -> list[str]:
-    return [*tensor_lines, f"{name} = torch.view_as_real({name})"] if paired else tensor_lines
+def _prepared(tensor: Tensor) -> list[str]:
+    lines = prepare(tensor)
+    return [*lines, f"{tensor.name} = torch.view_as_real({tensor.name})"] if tensor.paired else lines
 
 
 def tunables(plan: Plan) -> dict[str, list[int]]:
@@ -81,20 +78,23 @@ def tunables(plan: Plan) -> dict[str, list[int]]:
 def launch(plan: Plan, printer: NestPrinter) -> list[str]:
     """Python lines that launch one kernel over its rows and columns."""
     rows, columns = printer.rows.text, printer.columns.text
-    arguments = [_argument(plan, name) for name in printer.parameters()]
-    lines = [f"rows, columns = {rows}, {columns}"]
+    arguments = ", ".join(_argument(plan, name) for name in printer.parameters())
+    if printer.flat:
+        return [
+            f"count = {columns}",
+            "if count:",
+            f"    {printer.name}[(triton.cdiv(count, ELEMENTS),)]({arguments}, BLOCK=ELEMENTS, num_warps=WARPS)",
+        ]
     whole = "triton.next_power_of_2(max(1, columns))"
-    if printer.whole_row:
-        lines.append(f"block = {whole}")
-        lines.append("height = max(1, min(triton.next_power_of_2(max(1, rows)), ELEMENTS // block))")
-        lines.append("grid = (triton.cdiv(rows, height),)")
-    else:
-        lines.append(f"block = min(ELEMENTS, {whole})")
-        lines.append("height = max(1, min(triton.next_power_of_2(max(1, rows)), ELEMENTS // block))")
-        lines.append("grid = (triton.cdiv(rows, height) * triton.cdiv(columns, block),)")
-    call = f"{printer.name}[grid]({', '.join(arguments)}, ROWS=height, BLOCK=block, num_warps=WARPS)"
-    guard = "if rows and columns:" if not printer.whole_row else "if rows:"
-    return [*lines, guard, f"    {call}"]
+    blocks = "" if printer.whole_row else " * triton.cdiv(columns, block)"
+    return [
+        f"rows, columns = {rows}, {columns}",
+        f"block = {whole if printer.whole_row else f'min(ELEMENTS, {whole})'}",
+        "height = max(1, min(triton.next_power_of_2(max(1, rows)), ELEMENTS // block))",
+        f"grid = (triton.cdiv(rows, height){blocks},)",
+        "if rows:" if printer.whole_row else "if rows and columns:",
+        f"    {printer.name}[grid]({arguments}, ROWS=height, BLOCK=block, num_warps=WARPS)",
+    ]
 
 
 def _argument(plan: Plan, parameter: str) -> str:
@@ -102,6 +102,3 @@ def _argument(plan: Plan, parameter: str) -> str:
     if parameter in (*plan.symbols, *stride_names(plan), *constant_names(plan)):
         return parameter
     return name
-
-
-__all__ = ["Nest", "triton_file"]

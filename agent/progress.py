@@ -1,0 +1,62 @@
+"""What a terminal shows of a night: a line for what happened, one moving line for what is going on.
+
+Where nobody is looking (a pipe, a log), only the lines, at once and without colour.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+WIDTH = 140
+STYLES = {"keep": "bold green", "incorrect": "red", "cheat": "bold red", "crash": "red", "environment": "yellow"}
+WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "progress": lambda body: str(body.get("message", "")),
+    "stage": lambda body: f"judging: {body.get('stage')} {body.get('status')}",
+    "baseline": lambda body: f"measuring the baseline of {body.get('target')}",
+    "outputs": lambda body: f"outputs of the model {'agree' if body.get('ok') else 'DIFFER'}",
+    "mode": lambda body: f"measuring the model: {body.get('mode')} {body.get('reason') or 'is ready'}",
+    "bisect": lambda body: f"bisecting: {body.get('target')}",
+}
+
+
+class Progress:
+    """The terminal of one command. Between `with` it may own a moving line."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        interactive = sys.stdout.isatty()
+        self.console: Console = Console() if interactive else Console(width=WIDTH, color_system=None)
+        self._status: Status | None = self.console.status("starting", spinner="dots") if interactive else None
+
+    def __enter__(self) -> Self:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def say(self, line: str) -> None:
+        """One line that stays."""
+        words = line.split()
+        style = STYLES.get(words[1]) if len(words) > 1 and words[0].isdigit() else None
+        self.console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+        sys.stdout.flush()
+
+    def event(self, name: str, body: Mapping[str, Any]) -> None:
+        """What a harness process says of itself, on the moving line."""
+        if self._status:
+            from rich.markup import escape
+
+            self._status.update(escape(event_words(name, body)[: self.console.width - 4]))
+
+
+def event_words(name: str, body: Mapping[str, Any]) -> str:
+    """An event of the harness in words."""
+    known = WORDS.get(name)
+    return known(body) if known else " ".join([name, *(str(value) for value in body.values())])
