@@ -205,32 +205,29 @@ class Workshop:
         ours may be opened trusted with COMPILE.
         Raises MachineError when no worker can be started.
         """
-        worker = None if trusted or execution is Execution.COMPILE else self._take_spare(arena)
+        worker = None if trusted or execution is Execution.COMPILE else self._take_spare()
         if worker is None:
-            worker = self._open(execution, _lasting_cache(source, execution) if trusted else None, arena)
-        worker.choose(source, entry, execution)
-        return worker
-
-    def prepare_next(self, arena: Arena) -> None:
-        """Fork the next candidate's worker ahead, its CUDA context included. Never call this in a timed section."""
-        if self._spare is None:
-            self._spare = self._open(Execution.PLAIN, None, arena)
-
-    def _take_spare(self, arena: Arena) -> "Worker | None":
-        spare, self._spare = self._spare, None
-        if spare is not None and not (spare.arena is arena and spare.alive()):
-            spare.close()
-            return None
-        return spare
-
-    def _open(self, execution: Execution, cache: str | None, arena: Arena) -> "Worker":
-        worker = self._fork(execution, cache=cache)
+            worker = self._fork(execution, _lasting_cache(source, execution) if trusted else None)
         try:
             worker.attach(arena)
         except BaseException:
             worker.close()
             raise
+        worker.choose(source, entry, execution)
         return worker
+
+    def prepare_next(self) -> None:
+        """Fork the next candidate's worker ahead, its CUDA context included. Never call this in a timed section."""
+        if self._spare is None:
+            self._spare = self._fork(Execution.PLAIN, cache=None)
+            self._spare.awaken()
+
+    def _take_spare(self) -> "Worker | None":
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.alive():
+            spare.close()
+            return None
+        return spare
 
     def close(self) -> None:
         """End the spare worker and the warm parent and remove the scratch folders."""
@@ -372,10 +369,15 @@ class Worker:
             return self._final_log
         return os.pread(self._log, 1 << 22, 0).decode(errors="replace")
 
+    def awaken(self) -> None:
+        """Make the device's context ahead of its use."""
+        self._ask({"verb": "awaken"}, self._start_timeout_s)
+
     def attach(self, arena: Arena) -> None:
         """Map the arena into the worker; used by `Workshop.open`."""
         body, descriptors = arena.invitation()
         try:
+            self._expected = ""
             frames.send(self._channel, {"verb": "attach", **body}, descriptors)
             self._receive(self._start_timeout_s)
         except (WorkerTimeout, WorkerDied, KernelRaised, OSError) as error:

@@ -248,7 +248,7 @@ def test_identical_kernels_in_two_workers_take_the_same_time(shop, arena):
 
 
 def test_a_worker_forked_ahead_answers_at_once(shop, arena):
-    shop.prepare_next(arena)
+    shop.prepare_next()
     x = torch.randn(8, device="cuda")
     slot, out = arena.place(x), arena.reserve(x.shape, x.dtype)
     with shop.open("def kernel_fn(x):\n    return x * 2\n", arena) as worker:

@@ -88,6 +88,7 @@ class Worker:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.scratch: str = request["scratch"]
+        self.device = torch.device(request["device"])
         self.memory: SharedMemory | None = None
         self.kernel: Kernel | None = None
         self.execution = "plain"
@@ -97,6 +98,13 @@ class Worker:
         self._packed: dict[tuple[Any, ...], torch.Tensor] = {}
         self._bound: dict[Any, Kernel] = {}
         self._libraries: list[Any] = []
+
+    def awaken(self, _body: dict[str, Any]) -> dict[str, Any]:
+        """Make the CUDA context, on a GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device.index or 0)
+            torch.empty(1, device=self.device)
+        return {}
 
     def attach(self, body: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
         """Map the arena; on a GPU this makes the CUDA context."""
@@ -378,7 +386,9 @@ def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any
         torch.set_num_threads(request["threads"])
     frames.send(channel, {"layers": layers})
     worker = Worker(request)
-    verbs = {verb: getattr(worker, verb) for verb in ("load", "prepack", "call", "prepare", "time", "collect")}
+    verbs = {
+        verb: getattr(worker, verb) for verb in ("awaken", "load", "prepack", "call", "prepare", "time", "collect")
+    }
     while True:
         received = frames.receive_with_descriptors(channel)
         if received is None:
