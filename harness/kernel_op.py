@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from harness.errors import InputError, OvernightError
+from harness.packing import Packer
 from harness.records import KeptKernel, Role, Target
 from harness.wire import from_json
 
@@ -67,6 +68,7 @@ class KernelOp:
     inference: Callable[..., Any]
     training: Callable[..., Any]
     reference: Callable[..., Any]
+    packer: Packer | None = None
     calls: list[int] = field(default_factory=lambda: [0])
 
 
@@ -100,7 +102,8 @@ def _register(name: str, kernel: Kernel) -> KernelOp:
         raise InputError(f"the kernel of {target.id} defines no kernel_fn; a kernel file must define one.")
     reference = load_reference(target)
     calls = [0]
-    run = _guarded(module, target, calls)
+    packer = _packer(module, target)
+    run = _guarded(module, target, calls, packer)
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _libraries.append(library)
     overloads = []
@@ -113,7 +116,7 @@ def _register(name: str, kernel: Kernel) -> KernelOp:
     torch.library.register_autograd(
         f"{NAMESPACE}::{name}_grad", _backward(reference), setup_context=_save_inputs, lib=library
     )
-    return KernelOp(kernel, overloads[0], overloads[1], reference, calls)
+    return KernelOp(kernel, overloads[0], overloads[1], reference, packer, calls)
 
 
 def _schema(name: str, target: Target) -> str:
@@ -128,11 +131,11 @@ def _tags() -> tuple[torch.Tag, ...]:
     return (exact, torch.Tag.pt2_compliant_tag)
 
 
-def _guarded(module: ModuleType, target: Target, calls: list[int]) -> Callable[..., Any]:
+def _guarded(module: ModuleType, target: Target, calls: list[int], packer: Packer | None) -> Callable[..., Any]:
     """The op's implementation: the kernel with its constants, and no output that shares memory with an input."""
     kernel_fn: Callable[..., Any] = module.kernel_fn
     constants = dict(target.constants)
-    prepare = _prepacked(module, target)
+    prepare: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = packer or (lambda inputs: inputs)
     single = len(target.outputs) == 1
 
     def run(*inputs: torch.Tensor) -> Any:
@@ -149,15 +152,11 @@ def _guarded(module: ModuleType, target: Target, calls: list[int]) -> Callable[.
     return run
 
 
-def _prepacked(module: ModuleType, target: Target) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-    """How inputs reach the kernel: as they are. A kernel that declares `prepack` is refused here, by name."""
-    if not hasattr(module, "prepack"):
-        return lambda inputs: inputs
-    weights = [spec.name for spec in target.inputs if spec.role is Role.WEIGHT]
-    raise InputError(
-        f"the kernel of {target.id} declares prepack for {', '.join(weights)}, which cannot be spliced into a model "
-        "yet; use a kernel without prepack."
-    )
+def _packer(module: ModuleType, target: Target) -> Packer | None:
+    """What rearranges the weights of a kernel that declares `prepack`, or None."""
+    prepack = getattr(module, "prepack", None)
+    places = tuple(index for index, spec in enumerate(target.inputs) if spec.role is Role.WEIGHT)
+    return Packer(prepack, places) if callable(prepack) and places else None
 
 
 def _fake(reference: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ class Optimized(nn.Module):
         self.original = original
         self.splicer = splicer
         self.scope = scope
+        self._packers = [op.packer for op in splicer.ops if op.packer is not None]
         self._graphs_seen = 0
         self._returns_state = False
         self.graphed = bool(options.get("triton.cudagraphs"))
@@ -43,12 +44,19 @@ class Optimized(nn.Module):
         """Executions of each kernel that passed through Python, per target id (graph replays do not)."""
         return {op.kernel.target.id: op.calls[0] for op in self.splicer.ops}
 
+    def refresh(self, *, force: bool = True) -> None:
+        """Pack weights again for kernels that keep them rearranged; needed only after a write through `.data`."""
+        for packer in self._packers:
+            packer.refresh(force=force)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original's forward. Outputs stay valid after the next call, with CUDA graphs too."""
         if torch.compiler.is_compiling():
             return self._traced(args, kwargs)
         if os.environ.get(OFF_SWITCH) == "1":
             return self.original(*args, **kwargs)
+        if self._packers:
+            self.refresh(force=False)
         if not self.graphed:
             return self.compiled(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()

@@ -16,6 +16,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses import FakeTensor
 
 from harness.kernel_op import TORCH_FAILURES, KernelOp
+from harness.partition import is_parameter
 from harness.records import Target
 
 META_KEYS = ("example_value", "val")  # Dynamo's graphs, exported graphs
@@ -126,7 +127,9 @@ class Splicer:
         target = op.kernel.target
         inputs = tuple(standing.get(node, node) for node in region.inputs)
         site = Site(tuple(region.nodes), inputs, tuple(region.outputs))
-        reason = outside_domain(target, bindings) or unsafe(site) or _different_outputs(op, site)
+        reason = (
+            outside_domain(target, bindings) or unsafe(site) or _unpackable(op, site) or _different_outputs(op, site)
+        )
         order = None if reason else plan_order(graph, site)
         if order is None:
             self.log.refuse(target, reason or "its inputs and users are interleaved with in-place operations")
@@ -216,6 +219,25 @@ _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv
     "ilshift",
     "irshift",
 }
+
+
+def _unpackable(op: KernelOp, region: Site) -> str:
+    """Why a kernel with `prepack` cannot stand here, or "": only the model's own parameters may be packed once."""
+    places = op.packer.places if op.packer is not None else ()
+    passing = [place for place in places if not _is_parameter(region.inputs[place])]
+    return f"input {passing[0]} would be packed once, but is not a parameter of the model" if passing else ""
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    """A parameter, or a view of one."""
+    while node.op in {"call_method", "call_function"} and len(node.all_input_nodes) == 1:
+        source, value = value_of(node.all_input_nodes[0]), value_of(node)
+        if not (isinstance(source, torch.Tensor) and isinstance(value, torch.Tensor)):
+            return False
+        if _storage(source) != _storage(value):
+            return False
+        node = node.all_input_nodes[0]
+    return is_parameter(node)
 
 
 def _different_outputs(op: KernelOp, region: Site) -> str:

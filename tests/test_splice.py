@@ -12,6 +12,7 @@ from harness.errors import InputError
 from harness.kernel_op import Kernel, build_op
 from harness.optimized import Optimized, optimize, owned
 from harness.outputs import like_original
+from harness.records import Role
 from harness.soundness import check
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -263,6 +264,55 @@ def test_the_off_switch_runs_the_original_from_the_next_call(monkeypatch):
     monkeypatch.setenv("OVERNIGHT_DISABLE", "1")
     with torch.no_grad():
         assert torch.equal(optimized(x), model(x))
+
+
+PACKED = """import torch
+
+def prepack(weight, bias):
+    return weight.t().contiguous() * 2, bias
+
+def kernel_fn(x, weight, bias):
+    return torch.addmm(bias, x, weight, alpha=0.5)
+"""
+
+
+def packed_linear(model, x) -> Kernel:
+    heavy = next(kernel for kernel in identity_kernels(model, (x,)) if kernel.target.kind == "heavy")
+    first, *weights = heavy.target.inputs
+    inputs = (first, *(replace(spec, role=Role.WEIGHT) for spec in weights))
+    return Kernel(replace(heavy.target, inputs=inputs), PACKED)
+
+
+def test_packed_weights_are_made_once_and_again_after_a_write():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval(), torch.randn(4, 8)
+    optimized = optimize(model, [packed_linear(model, x)])
+    (packer,) = [op.packer for op in optimized.splicer.ops]
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.allclose(optimized(x), model(x), atol=1e-5)
+        (packed,) = packer.kept.values()
+        address = packed.tensors[0].data_ptr()
+        model[0].weight.add_(1)
+        assert torch.allclose(optimized(x), model(x), atol=1e-5)
+        model[0].weight.data.mul_(3)
+        optimized.refresh()
+        assert torch.allclose(optimized(x), model(x), atol=1e-5)
+        assert packed.tensors[0].data_ptr() == address
+    assert applied(optimized) == 1
+
+
+class ComputesItsWeight(nn.Module):
+    def forward(self, x):
+        return nn.functional.linear(x, torch.tanh(x) * 2, x[0, :4] + 1)
+
+
+def test_what_is_not_a_parameter_is_never_packed():
+    model, x = ComputesItsWeight().eval(), torch.randn(4, 8)
+    optimized = optimize(model, [packed_linear(model, x)])
+    difference = check(optimized, model, ((x,), {}))
+    assert difference.ok, difference.detail
+    assert applied(optimized) == 0
+    assert "not a parameter" in optimized.sites.reasons[0]
 
 
 class Around(nn.Module):
