@@ -5,7 +5,6 @@ Everything it answers is a claim: the judge reads output bytes itself, hashes in
 
 import importlib.util
 import io
-import mmap
 import os
 import resource
 import socket
@@ -19,7 +18,9 @@ from typing import Any
 
 import torch
 
-from . import device_memory, frames
+from . import frames
+from .compiled import compiled
+from .shared_memory import SharedMemory, describe, slot_key, span
 
 MAX_TEXT = 8000
 WARM_UP_CALLS = 3
@@ -30,47 +31,6 @@ _elapsed_ms: Callable[[Any, Any], float] = torch.cuda.Event.elapsed_time
 _synchronize_device = torch.cuda.synchronize
 
 Kernel = Callable[..., Any]
-
-
-class SharedMemory:
-    """The worker's view of the arena."""
-
-    def __init__(self, body: dict[str, Any], descriptors: Sequence[int]) -> None:
-        self.nbytes: int = body["nbytes"]
-        self._base = 0
-        if body["kind"] == "memfd":
-            self.device = torch.device("cpu")
-            self._map = mmap.mmap(descriptors[0], self.nbytes)
-            os.close(descriptors[0])
-        else:
-            self.device = torch.device("cuda", body["index"])
-            self._base = _open_device_memory(body, descriptors, self.device)
-
-    def tensor(self, slot: dict[str, Any]) -> torch.Tensor:
-        """A tensor over a slot, with a storage of its own that ends where the slot does."""
-        kind = getattr(torch, slot["dtype"])
-        if slot["nbytes"] == 0:
-            return torch.empty_strided(slot["shape"], slot["stride"], dtype=kind, device=self.device)
-        return self.bytes(slot).view(kind).as_strided(slot["shape"], slot["stride"])
-
-    def bytes(self, slot: dict[str, Any]) -> torch.Tensor:
-        """The raw bytes of a slot."""
-        if self.device.type == "cpu":
-            return torch.frombuffer(self._map, dtype=torch.uint8, count=slot["nbytes"], offset=slot["offset"])
-        return torch.as_tensor(_Span(self._base + slot["offset"], slot["nbytes"]), device=self.device)
-
-
-class _Span:
-    def __init__(self, pointer: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 2}
-
-
-def _open_device_memory(body: dict[str, Any], descriptors: Sequence[int], device: torch.device) -> int:
-    torch.cuda.set_device(device)
-    torch.empty(1, device=device)  # makes the context
-    if body["kind"] == "ipc":
-        return device_memory.open_ipc(bytes.fromhex(body["handle"]))
-    return device_memory.open_descriptor(descriptors[0], body["nbytes"], body["index"])
 
 
 @dataclass
@@ -139,7 +99,7 @@ class Worker:
         leaves = list(packed) if isinstance(packed, tuple | list) else [packed]
         if len(leaves) != len(body["weights"]) or not all(type(leaf) is torch.Tensor for leaf in leaves):
             raise TypeError(f"prepack must return one tensor for each of its {len(body['weights'])} weights")
-        self._packed.update(zip(map(_slot_key, body["weights"]), leaves, strict=True))
+        self._packed.update(zip(map(slot_key, body["weights"]), leaves, strict=True))
         self._synchronize()
         return {"packed": True}
 
@@ -215,9 +175,9 @@ class Worker:
 
     def _prepare(self, body: dict[str, Any], results: int) -> Prepared:
         assert self.memory is not None
-        inputs = [(self.memory.tensor(slot), self._packed.get(_slot_key(slot))) for slot in body["inputs"]]
+        inputs = [(self.memory.tensor(slot), self._packed.get(slot_key(slot))) for slot in body["inputs"]]
         tensors = [plain if packed is None else packed for plain, packed in inputs]
-        storages = [_span(tensor) for pair in inputs for tensor in pair if tensor is not None]
+        storages = [span(tensor) for pair in inputs for tensor in pair if tensor is not None]
         function = self._bind(tensors, body["positional"], body["constants"], results)
         return Prepared(tensors, storages, lambda: function(*tensors))
 
@@ -242,7 +202,7 @@ class Worker:
         if self.execution == "op":
             bound = self._as_op(bound, len(tensors), results)
         elif self.execution == "compile":
-            bound = _compiled(bound, tensors)
+            bound = compiled(bound, tensors)
         self._bound[key] = bound
         return bound
 
@@ -269,7 +229,7 @@ class Worker:
         leaves = list(result) if isinstance(result, tuple | list) else [result]
         reports = []
         for index, leaf in enumerate(leaves[:64]):
-            report = _describe(leaf, prepared.storages)
+            report = describe(leaf, prepared.storages)
             if index < len(slots) and report.get("tensor"):
                 report["copied"] = self._copy(leaf, slots[index])
             reports.append(report)
@@ -290,87 +250,6 @@ class Worker:
         if self._cuda():
             return {"peak_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
         return {"peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
-
-
-def _slot_key(slot: dict[str, Any]) -> tuple[Any, ...]:
-    return slot["offset"], slot["dtype"], tuple(slot["shape"]), tuple(slot["stride"])
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def _describe(leaf: Any, storages: list[tuple[int, int]]) -> dict[str, Any]:
-    kind = type(leaf)
-    name = "torch.Tensor" if kind is torch.Tensor else f"{kind.__module__}.{kind.__qualname__}"
-    report: dict[str, Any] = {"type_name": name[:200], "tensor": kind is torch.Tensor, "copied": False}
-    if kind is not torch.Tensor:
-        return report
-    report["device"] = leaf.device.type
-    report["dtype"] = str(leaf.dtype).removeprefix("torch.")
-    report["shape"] = list(leaf.shape)
-    if leaf.layout is not torch.strided:
-        return {**report, "tensor": False, "type_name": f"torch.Tensor[{leaf.layout}]"}
-    begin, end = _span(leaf)
-    report.update(
-        stride=list(leaf.stride()),
-        storage_offset=leaf.storage_offset(),
-        storage_nbytes=end - begin,
-        aliases_input=any(begin < high and low < end for low, high in storages),
-    )
-    return report
-
-
-def _compiled(function: Kernel, tensors: list[torch.Tensor]) -> Kernel:
-    """`torch.compile` of a function for these tensors, called without Dynamo's guards where that is possible."""
-    from torch._inductor.compile_fx import compile_fx
-
-    captured: list[Kernel] = []
-    seen: dict[str, Any] = {}
-
-    def backend(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Kernel:
-        artefact: Any = compile_fx(graph, examples)
-        captured.append(artefact)
-
-        def record(*args: Any) -> Any:
-            results = artefact(*args)
-            seen.update(args=args, results=results)
-            return results
-
-        return record
-
-    torch.compiler.reset()
-    guarded: Kernel = torch.compile(function, backend=backend, dynamic=False)
-    result = guarded(*tensors)
-    direct = _without_guards(captured, seen, tensors, result)
-    return direct if direct is not None else guarded
-
-
-def _without_guards(
-    captured: list[Kernel], seen: dict[str, Any], tensors: list[torch.Tensor], result: Any
-) -> Kernel | None:
-    """The compiled artefact itself, its arguments and results put into the function's own order."""
-    if len(captured) != 1 or not seen:
-        return None
-    order = [_index_of(argument, tensors) for argument in seen["args"]]
-    results = list(seen["results"]) if isinstance(seen["results"], tuple | list) else [seen["results"]]
-    leaves = list(result) if isinstance(result, tuple | list) else [result]
-    places = [_index_of(leaf, results) for leaf in leaves]
-    if None in order or None in places:
-        return None
-    artefact = captured[0]
-    if isinstance(result, tuple | list):
-        return lambda *args: tuple(_pick(artefact(*[args[index] for index in order]), places))  # type: ignore[index]
-    return lambda *args: artefact(*[args[index] for index in order])[places[0]]  # type: ignore[index]
-
-
-def _index_of(value: Any, values: Sequence[Any]) -> int | None:
-    return next((index for index, other in enumerate(values) if other is value), None)
-
-
-def _pick(values: Sequence[Any], places: list[int | None]) -> list[Any]:
-    return [values[place] for place in places if place is not None]
 
 
 def _clipped(text: str) -> str:
