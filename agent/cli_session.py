@@ -72,6 +72,8 @@ def run(
 
     root = workspace_root(Path.cwd())
     settings = load_config(root, config)
+    runner.check_settings(settings)
+    runner.check_compiler()
     spec = spec_of(model, weights, model_args, inputs, input_shape, device, dtype)
     spec = replace(spec, device=spec.device or default_device())
     options = Options(
@@ -107,6 +109,7 @@ def resume(
     from agent.progress import Progress
     from agent.repository import workspace_root
 
+    runner.check_compiler()
     places = find_session(workspace_root(Path.cwd()), name)
     flags = _flags(hours, experiments, dollars, tokens, calls)
     if proposer:

@@ -4,8 +4,10 @@ The first ten columns are AutoKernel's, in its order, so that its users' scripts
 (invalid reply, interrupted, environment) has correctness FAIL: not shown to be right; `status` says what it really was.
 """
 
+import fcntl
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -162,6 +164,17 @@ def _is_number(text: str) -> bool:
     return True
 
 
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Two sessions of one workspace write the same file: one at a time, by a lock on its folder."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def check_file(path: Path) -> None:
     """Refuse, before any work, a results.tsv that is not ours."""
     lines = _lines(path)
@@ -171,6 +184,11 @@ def check_file(path: Path) -> None:
 
 def append(path: Path, row: Row) -> None:
     """Add one row durably; makes the header, finishes or drops what a power cut left of the last line."""
+    with _alone(path):
+        _append(path, row)
+
+
+def _append(path: Path, row: Row) -> None:
     check_file(path)
     lines = _lines(path)
     whole = [line for line in lines if line.count("\t") == len(COLUMNS) - 1]
@@ -187,9 +205,11 @@ def append(path: Path, row: Row) -> None:
 def rebuild(path: Path, rows: Sequence[Row], sessions: Iterable[str]) -> None:
     """Remake the file: rows of `sessions` from their journals, those of forgotten sessions as they stand."""
     known = set(sessions)
-    lines = _lines(path)[1:] if path.exists() else []
-    others = [line for line in lines if line.count("\t") == len(COLUMNS) - 1 and _key(line)[0] not in known]
-    _write(path, [HEADER, *sorted([*others, *(row.line() for row in rows)], key=lambda line: line.split("\t")[-1])])
+    with _alone(path):
+        lines = _lines(path)[1:]
+        others = [line for line in lines if line.count("\t") == len(COLUMNS) - 1 and _key(line)[0] not in known]
+        mine = [row.line() for row in rows]
+        _write(path, [HEADER, *sorted([*others, *mine], key=lambda line: line.split("\t")[-1])])
 
 
 def read(path: Path) -> list[Mapping[str, int | float | str | None]]:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,21 @@ DEFAULT_HOURS = 8.0
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DETACH_PATIENCE_S = 10.0
 Flags = dict[str, str | None]
+
+
+def check_settings(config: Config) -> None:
+    """Refuse settings that ask for what is not built; raises InputError rather than passing over them in silence."""
+    wanted = {"executor: ray": config.executor == "ray", "devices": config.devices, "notify": config.notify}
+    for name, is_set in wanted.items():
+        if is_set:
+            raise InputError(f"overnight.yaml: {name} is not built yet: take it out to run without.")
+
+
+def check_compiler() -> None:
+    """Kernels, Triton and torch.compile all need a C++ compiler; raises MachineError where there is none."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise MachineError(f"There is no C++ compiler ({compiler}): install one (apt install g++), or set CXX.")
 
 
 def first_budget(config: Config, flags: Flags) -> Budget:
@@ -93,14 +109,15 @@ def run_session(
         raise MachineError(
             f"No space is left for {error.filename or 'the session'}: free some, then `overnight resume {places.name}`."
         ) from error
-    except InputError:
-        if not places.profile.exists():
-            session.discard(places)
-        raise
 
 
 def _whole_night(opened: Session) -> int:
-    outcome = loop.night(opened)
+    try:
+        outcome = loop.night(opened)
+    except InputError:
+        if opened.report is None and not opened.journal.experiments() and opened.branch.tip() is None:
+            session.discard(opened.places)  # it never got as far as a profile: nothing stays behind
+        raise
     opened.say(f"{outcome.ending}: {outcome.reason}")
     if outcome.ending is not Ending.STOPPED:
         _verify_at_end(opened)

@@ -36,6 +36,7 @@ class RefusedError(Exception):
 
 def profile(body):
     script = json.loads(Path(body["model"]["reference"].rpartition(":")[0]).read_text().splitlines()[0].lstrip("# "))
+    time.sleep(script.get("slow", 0))
     if "refuse" in script:
         raise RefusedError("input", script["refuse"])
     keys, members = script.get("keys", {}), script.get("members", {})

@@ -133,6 +133,19 @@ def test_a_wrong_setting_is_refused_with_the_nearest_known_one(workspace, refuse
     refused(workspace, "run", "model.py:Net", "--proposer", "playbook", words=words)
 
 
+@pytest.mark.parametrize("setting", ["executor: ray", "devices: [GPU-1]", "notify: ['mailto://a@b']"])
+def test_a_setting_that_is_not_built_is_refused_and_not_passed_over(workspace, refused, setting):
+    (workspace / "overnight.yaml").write_text(setting + "\n")
+    refused(workspace, "run", "model.py:Net", words="is not built yet")
+
+
+def test_a_missing_compiler_is_the_machines_fault_and_said_before_any_work(workspace):
+    done = overnight(workspace, "run", "model.py:Net", environment={"CXX": "no-such-compiler"})
+    assert done.returncode == 3
+    assert "no C++ compiler (no-such-compiler)" in done.stderr
+    assert not (workspace / ".overnight").exists()
+
+
 def test_a_night_needs_a_repository_with_a_commit(tmp_path, refused):
     (tmp_path / "model.py").write_text("# {}\n")
     refused(tmp_path, "run", "model.py:Net", words="run `git init` and make a first commit")

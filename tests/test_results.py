@@ -1,5 +1,7 @@
 """results.tsv: 25 columns in every line whatever happens to the file, and never two lines for one experiment."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from agent import results
@@ -80,6 +82,18 @@ def test_the_same_experiment_is_written_once(tmp_path):
         results.append(path, row())
     results.append(path, row(session="other"))
     assert len(path.read_text().splitlines()) == 3
+
+
+def test_two_sessions_that_write_at_once_lose_no_line(tmp_path):
+    path = tmp_path / "results.tsv"
+
+    def write(session):
+        for number in range(1, 26):
+            results.append(path, row(experiment(number), session=session))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, "abcd"))
+    assert len(results.read(path)) == 100
 
 
 def test_a_line_torn_by_a_power_cut_is_dropped_and_written_again(tmp_path):

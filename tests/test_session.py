@@ -80,6 +80,16 @@ def test_the_lock_of_a_living_process_is_refused_even_without_its_kernel_lock(tm
         SessionLock(tmp_path / "lock").take()
 
 
+def test_a_refused_second_supervisor_harms_nothing_while_the_first_one_profiles(tmp_path):
+    script = {"targets": {"rmsnorm_a": 0.5}, "slow": 4}
+    workspace = make_workspace(tmp_path, script=script, recordings=ONE)
+    process = start(workspace, "run")
+    wait_for(lambda: (workspace / ".overnight/night/lock").exists() and running(workspace / ".overnight/night/lock"))
+    assert drive(workspace, "resume", check=False).endswith("exit 2")
+    assert "keep" in finish(process, 30)
+    assert [row["status"] for row in rows(workspace)] == ["keep"]
+
+
 # Signals
 
 

@@ -39,7 +39,7 @@ class Playbook:
 
     def propose(self, brief: Brief) -> Candidate | NothingLeft:
         """The next untried idea for the target, or why there is none."""
-        tried = {attempt.tactic for attempt in brief.attempts if attempt.status not in DONE}
+        tried = {attempt.tactic for attempt in brief.attempts if attempt.status is not RowStatus.INTERRUPTED}
         reasons: list[str] = []
         for idea in structures(brief, self.kernels_root or kernels_folder(), reasons):
             if idea.tactic not in tried:
@@ -47,6 +47,9 @@ class Playbook:
         for idea in sweeps(brief):
             if idea.tactic not in tried:
                 return _candidate(brief, idea)
+        again = second_chance(brief)
+        if again is not None:
+            return again
         return NothingLeft(brief.target.id, _why_nothing(brief, reasons))
 
 
@@ -90,6 +93,16 @@ def sweeps(brief: Brief) -> Iterator[Idea]:
                 description=f"{structure} with {change}",
                 hypothesis=f"{change} suits this machine and shape better",
             )
+
+
+def second_chance(brief: Brief) -> Candidate | None:
+    """A candidate that the machine, not the judge, turned down is tried once more when all else was tried."""
+    for attempt in brief.attempts:
+        same = [other for other in brief.attempts if other.tactic == attempt.tactic]
+        if len(same) == 1 and attempt.status is RowStatus.ENVIRONMENT:
+            words = (attempt.description, "the machine was unwell the first time")
+            return _candidate(brief, Idea(attempt.tactic, attempt.backend, attempt.source, *words))
+    return None
 
 
 def structure_of(tactic: str) -> str:
