@@ -119,7 +119,7 @@ def main():
     for job in json.load(sys.stdin):
         try:
             answers[job["name"]] = run(job)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever goes wrong is the answer
             answers[job["name"]] = traceback.format_exc()
     print("\n" + json.dumps(answers))
 

@@ -45,7 +45,9 @@ def target(name, kind, inputs, graph, results, outputs, **constants):
     head = f"def reference({given}{', *' + keywords if keywords else ''}):"
     lines = [f"    {statement(step)}" for step in graph]
     reference = "\n".join(["import torch", "import torch.nn.functional as F", "", head, *lines])
-    symbols = {dim: size for item in inputs for dim, size in zip(item.dims, item.shape) if isinstance(dim, str)}
+    symbols = {
+        dim: size for item in inputs for dim, size in zip(item.dims, item.shape, strict=True) if isinstance(dim, str)
+    }
     return Target(
         id=name, kind=kind, title=name, key=name, inputs=tuple(inputs), constants=constants, outputs=tuple(outputs),
         graph=tuple(graph), results=tuple(results), reference=f"{reference}\n    return {', '.join(results)}\n",
