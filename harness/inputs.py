@@ -108,7 +108,7 @@ def _cancelling(normal: torch.Tensor, _: _Context) -> torch.Tensor:
 
 
 def _nearly_constant(normal: torch.Tensor, _: _Context) -> torch.Tensor:
-    """Rows of one value, give or take a thousandth: exactly equal terms would make rounding errors add up, not average."""
+    """Rows of one value, give or take a thousandth: with equal terms rounding errors add up, they do not average."""
     return normal[..., :1] * (1 + 1e-3 * normal)
 
 
