@@ -1,7 +1,7 @@
 """What a worker costs and how still the clock is: fork, first call, and identical kernels against each other (A/A).
 
-Run: `python benchmarks/workshop.py [--device cpu|cuda] [--pairs 12]`. Prints one JSON object per line. Times are this
-machine's at this moment: on a shared CPU look at the ratios alone.
+Run: `python benchmarks/workshop.py [--device cpu|cuda] [--pairs 12] [--bisect]`. Prints one JSON object per
+line. Times are this machine's at this moment: on a shared CPU look at the ratios alone.
 """
 
 import argparse
@@ -17,7 +17,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from harness.arena import Arena, Slot
-from harness.workshop import Execution, PreparedCall, Worker, Workshop
+from harness.errors import MachineError
+from harness.worker import sandbox
+from harness.workshop import (
+    Execution,
+    KernelRaised,
+    PreparedCall,
+    Worker,
+    WorkerDied,
+    WorkerTimeout,
+    Workshop,
+)
 
 SOFTMAX = "import torch\ndef kernel_fn(x):\n    return torch.softmax(x, -1)\n"
 BUFFERS = 8
@@ -86,12 +96,32 @@ def identical(shop: Workshop, arena: Arena, calls: list[PreparedCall], pairs: in
     )
 
 
+def bisect(device: str) -> None:
+    """Which layers of the sandbox a worker of this device bears: all, none, and all but each one."""
+    layers = [layer.name for layer in sandbox.probe()]
+    arena = Arena(device, 64 << 20)
+    slot, out = arena.place(torch.ones(64, 64, device=device)), arena.reserve((64, 64), torch.float32)
+    for name, without in (("all", []), ("none", layers), *((f"all but {layer}", [layer]) for layer in layers)):
+        with Workshop(device, without=without) as shop:
+            try:
+                with shop.open(SOFTMAX, arena) as worker:
+                    worker.load(60)
+                    worker.call([slot], {}, [out], 60)
+                say(name, works=True)
+            except (MachineError, KernelRaised, WorkerDied, WorkerTimeout) as error:
+                say(name, works=False, error=str(error)[:500])
+
+
 def main() -> None:
     """Print every finding for one device."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--bisect", action="store_true", help="only try the sandbox's layers one by one")
     options = parser.parse_args()
+    if options.bisect:
+        bisect(options.device)
+        return
     shape = (8192, 4096) if options.device != "cpu" else (256, 2048)
     dtype = torch.float16 if options.device != "cpu" else torch.float32
     begin = time.perf_counter()

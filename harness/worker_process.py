@@ -264,7 +264,8 @@ class Worker:
             what = {"output": "printed more", "processes": "started more processes"}[reason]
             return WorkerDied(f"the worker {what} than it may and was killed", reason=reason)
         if reason != "ended":
-            return WorkerDied("the worker vanished, most likely killed by the kernel for memory", reason="vanished")
+            cause = reason or "it vanished, most likely killed by the kernel for memory"
+            return WorkerDied(f"the worker ended: {cause}", reason="vanished")
         status = int(ended["ended"])
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)

@@ -16,6 +16,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -79,14 +80,23 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "torch.utils.
 
 
 class Workshop:
-    """Owns the warm parent of one device; workers are opened from it one after another or side by side."""
+    """Owns the warm parent of one device; workers are opened from it one after another or side by side.
+
+    `without` names layers of the sandbox to leave out, to find the one that a machine cannot bear.
+    """
 
     def __init__(
-        self, device: str, limits: Limits | None = None, *, sandbox: bool = True, threads: int | None = None
+        self,
+        device: str,
+        limits: Limits | None = None,
+        *,
+        sandbox: bool = True,
+        without: Sequence[str] = (),
+        threads: int | None = None,
     ) -> None:
         self.device = device
         self.limits = limits or Limits()
-        self._sandbox = sandbox
+        self._sandbox, self._without = sandbox, tuple(without)
         self._threads = threads
         self._folder = Path(tempfile.mkdtemp(prefix="overnight-"))
         self._lock = threading.Lock()
@@ -233,6 +243,7 @@ class Workshop:
             "cache": cache,
             "threads": self._threads,
             "sandbox": self._sandbox,
+            "without": self._without,
             "limits": asdict(self.limits),
             "environment": {},
             "readable": self._readable,

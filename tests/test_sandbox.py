@@ -296,6 +296,13 @@ def test_where_user_namespaces_are_forbidden_the_other_layers_hold_and_say_which
     assert "seccomp True" in said
 
 
+def test_a_layer_can_be_left_out_and_is_then_reported_as_missing(arena):
+    with Workshop("cpu", without=("seccomp", "network namespace"), threads=1) as shop:
+        assert "seccomp: missing (switched off)" in shop.layers
+        assert "network namespace: missing (switched off)" in shop.layers
+        assert "rlimits" in shop.layers
+
+
 def test_a_workshop_without_a_sandbox_says_so(arena):
     with Workshop("cpu", sandbox=False, threads=1) as shop:
         assert shop.layers == ("sandbox: missing (switched off)",)

@@ -34,6 +34,7 @@ def launch(
 ) -> NoReturn:
     """In a fresh fork of the warm parent: enter the namespaces, start the guard below, and leave."""
     os.setsid()
+    supported = {**supported, **dict.fromkeys(request["without"], sandbox.SWITCHED_OFF)}
     sandbox.go_first(children_too=True)  # the right to ask for it is lost in a user namespace
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -44,6 +45,8 @@ def launch(
         try:
             os.close(parent_fd)
             _guard(request, layers, channel_fd, lifeline, log_fd)
+        except OSError as error:
+            lifeline.sendall(json.dumps({"ended": 0, "reason": f"its guard failed: {error}"}).encode() + b"\n")
         finally:
             os._exit(71)
     os.write(parent_fd, str(pid).encode())
@@ -97,7 +100,8 @@ def _become_worker(
     sandbox.go_in_turn()
     place.enter(request["environment"])
     if request["sandbox"]:
-        layers = layers + sandbox.confine(place, request["limits"], layers, cuda=request["device"] != "cpu")
+        cuda = request["device"] != "cpu"
+        layers = layers + sandbox.confine(place, request["limits"], layers, cuda=cuda, without=request["without"])
     worker.serve(socket.socket(fileno=3), {**request, "scratch": place.scratch}, [list(layer) for layer in layers])
     os._exit(0)
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -34,6 +34,7 @@ PRIVATE_SCRATCH = "/tmp/overnight"
 PRIVATE_CACHE = "/tmp/compiled"
 PROTECTED_PROC = ("sys", "irq", "bus", "fs", "acpi", "scsi", "sysrq-trigger", "kcore", "keys", "timer_list")
 CACHES = ("tmp", "home", "triton", "inductor", "extensions")
+SWITCHED_OFF = "switched off"
 USER, PID, ROOT = "user namespace", "pid namespace", "private root"
 FLAGS = {
     "ipc namespace": calls.CLONE_NEWIPC,
@@ -103,7 +104,7 @@ class Place:
 
 def switched_off() -> list[Layer]:
     """The report of a worker that runs without a sandbox on purpose."""
-    return [Layer("sandbox", active=False, reason="switched off")]
+    return [Layer("sandbox", active=False, reason=SWITCHED_OFF)]
 
 
 def become_subreaper() -> None:
@@ -216,7 +217,8 @@ def enter_namespaces(supported: dict[str, str]) -> list[Layer]:
     for name, flag in FLAGS.items():
         if not supported[name]:
             calls.unshare(flag)
-    return [Layer(name, not reason, reason) for name, reason in supported.items()]
+    reasons = {**supported, ROOT: supported[ROOT] or (supported[PID] and "needs the pid namespace")}
+    return [Layer(name, not reasons[name], reasons[name]) for name in (USER, *FLAGS, ROOT)]
 
 
 # --- the private root ---
@@ -332,21 +334,23 @@ def _bind(source: str, target: str) -> None:
 # --- in the worker itself ---
 
 
-def confine(place: Place, limits: dict[str, Any], layers: list[Layer], *, cuda: bool) -> list[Layer]:
-    """Give up rights for good: limits, new privileges, capabilities, files, system calls."""
+def confine(
+    place: Place, limits: dict[str, Any], layers: list[Layer], *, cuda: bool, without: Sequence[str] = ()
+) -> list[Layer]:
+    """Give up rights for good: limits, new privileges, capabilities, files, system calls.
+
+    Layers named in `without` are left out on purpose, to find the one that a machine cannot bear.
+    """
     own_user = any(layer.name == USER and layer.active for layer in layers)
-    return [
-        _layer("rlimits", lambda: _limit(limits, cuda=cuda, own_user=own_user)),
-        _layer("no new privileges", lambda: calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)),
-        _layer("no capabilities", calls.drop_capabilities),
-        _landlock(place),
-        _layer("seccomp", calls.install_seccomp),
-    ]
-
-
-def _layer(name: str, action: Callable[[], None]) -> Layer:
-    reason = _attempt(action)
-    return Layer(name, not reason, reason)
+    actions: dict[str, Callable[[], None]] = {
+        "rlimits": lambda: _limit(limits, cuda=cuda, own_user=own_user),
+        "no new privileges": lambda: calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1),
+        "no capabilities": calls.drop_capabilities,
+        "landlock": lambda: _landlock(place),
+        "seccomp": calls.install_seccomp,
+    }
+    reasons = {name: SWITCHED_OFF if name in without else _attempt(action) for name, action in actions.items()}
+    return [Layer(name, not reason, reason) for name, reason in reasons.items()]
 
 
 def _limit(limits: dict[str, Any], *, cuda: bool, own_user: bool) -> None:
@@ -365,10 +369,10 @@ def _lower(kind: int, value: int) -> None:
     resource.setrlimit(kind, (bound, bound))
 
 
-def _landlock(place: Place) -> Layer:
+def _landlock(place: Place) -> None:
     abi = calls.landlock_abi()
     if not abi:
-        return Layer("landlock", active=False, reason="the kernel has no Landlock, or it is off")
+        raise OSError(errno.ENOSYS, "the kernel has no Landlock, or it is off")
     full = calls.all_file_rights(abi)
     touch = calls.READ | calls.WRITE_FILE | calls.TRUNCATE | calls.IOCTL_DEVICE
     rules = [(path, calls.READ) for path in (*place.readable, "/proc")]
@@ -376,8 +380,7 @@ def _landlock(place: Place) -> Layer:
     rules += [(path, full) for path in (place.scratch, place.cache) if path]
     if place.private:
         rules += [("/tmp", full), ("/dev/shm", full)]
-    reason = _attempt(lambda: calls.landlock(rules, abi))
-    return Layer(f"landlock (version {abi})", not reason, reason)
+    calls.landlock(rules, abi)
 
 
 def _device_paths() -> Iterable[str]:
