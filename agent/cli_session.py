@@ -26,6 +26,7 @@ from agent.cli_options import (
 if TYPE_CHECKING:
     from agent.places import SessionPlaces
     from agent.progress import Progress
+    from agent.records import Command
     from agent.session import Options, Show
 
 STOP_PATIENCE_S = 30.0
@@ -35,7 +36,8 @@ Experiments = Annotated[str | None, typer.Option(help="Experiments over all resu
 Dollars = Annotated[str | None, typer.Option(help="Dollars for language models.")]
 Tokens = Annotated[str | None, typer.Option(help="Tokens of language models.")]
 Calls = Annotated[str | None, typer.Option(help="Calls of language models.")]
-ProposerOption = Annotated[str | None, typer.Option("--proposer", help="playbook or replay:DIR.")]
+ProposerOption = Annotated[str | None, typer.Option("--proposer", help="playbook, command or replay:DIR.")]
+CommandOption = Annotated[str | None, typer.Option("--command", help="The program of --proposer command.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background; see status, logs, stop.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings instead of overnight.yaml.")]
 
@@ -50,6 +52,7 @@ def run(
     tokens: Tokens = None,
     calls: Calls = None,
     proposer: ProposerOption = None,
+    command: CommandOption = None,
     library_calls: Annotated[str | None, typer.Option(help="allow or forbid.")] = None,
     config: ConfigFile = None,
     detach: Detach = False,
@@ -82,8 +85,9 @@ def run(
         proposer=runner.absolute_proposer(proposer or settings.proposer),
         library_calls=choice(LibraryPolicy, library_calls, "--library-calls") or settings.library_calls,
         budget=runner.first_budget(settings, _flags(hours, experiments, dollars, tokens, calls)),
+        command=_command(command, tuple(settings.command.argv), settings.command.timeout_s),
     )
-    runner.check_proposer(options.proposer)
+    runner.make_proposer(options)  # refused before anything is written
     places = SessionPlaces(root, _name(root, name, spec))
     create(root, places.name, options)
     _go(places, detach=detach)
@@ -98,6 +102,7 @@ def resume(
     tokens: Tokens = None,
     calls: Calls = None,
     proposer: ProposerOption = None,
+    command: CommandOption = None,
     accept_change: Annotated[bool, typer.Option("--accept-change", help="Go on with a changed model.")] = False,
     detach: Detach = False,
     in_background: Annotated[bool, typer.Option("--in-background", hidden=True)] = False,
@@ -112,16 +117,16 @@ def resume(
     runner.check_compiler()
     places = find_session(workspace_root(Path.cwd()), name)
     flags = _flags(hours, experiments, dollars, tokens, calls)
-    if proposer:
-        runner.check_proposer(proposer)
 
     def change(options: "Options") -> "Options":
         chosen = runner.absolute_proposer(proposer) if proposer else options.proposer
-        return replace(options, budget=amended(options.budget, flags), proposer=chosen)
+        asked = _command(command, options.command.argv, options.command.timeout_s)
+        return replace(options, budget=amended(options.budget, flags), proposer=chosen, command=asked)
 
     if detach:
         again = [word for key, value in flags.items() if value is not None for word in (f"--{key}", value)]
         again += ["--proposer", runner.absolute_proposer(proposer)] if proposer else []
+        again += ["--command", command] if command else []
         _detached(places, again + ["--accept-change"] * accept_change)
     with Progress() as progress:
         code = runner.run_session(
@@ -216,6 +221,14 @@ def _name(root: Path, wanted: str | None, spec: object) -> str:
     if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_-]*", wanted):
         raise InputError(f"--name {wanted} must be made of letters, digits, - and _.")
     return wanted
+
+
+def _command(text: str | None, argv: tuple[str, ...], timeout_s: float) -> "Command":
+    import shlex
+
+    from agent.records import Command
+
+    return Command(tuple(shlex.split(text)) if text else argv, timeout_s)
 
 
 def _flags(

@@ -38,7 +38,7 @@ class Standing:
         return self.share * headroom * self.chance / self.cost_s
 
 
-def standing(target: Target, experiments: Sequence[Experiment], cost_s: float | None) -> Standing:
+def standing(target: Target, experiments: Sequence[Experiment], cost_s: float) -> Standing:
     """A target's standing after its experiments."""
     mine = [one for one in experiments if one.target == target.id and one.status not in {None, *NO_EVIDENCE}]
     gain = gained(kept(mine))
@@ -47,7 +47,7 @@ def standing(target: Target, experiments: Sequence[Experiment], cost_s: float | 
         time_us=target.time_us / gain,
         share=target.share / gain,
         chance=_chance(mine),
-        cost_s=cost_s or DEFAULT_COST_S,
+        cost_s=cost_s,
         wasted=_streak(mine),
     )
 
@@ -72,7 +72,8 @@ def next_target(
     judge_seconds: Mapping[str, float],
 ) -> Target | None:
     """The target with the highest score, the first listed of equals; None when nothing is left to do."""
-    standings = [standing(target, experiments, judge_seconds.get(target.id)) for target in targets]
+    usual_s = sum(judge_seconds.values()) / len(judge_seconds) if judge_seconds else DEFAULT_COST_S
+    standings = [standing(target, experiments, judge_seconds.get(target.id, usual_s)) for target in targets]
     open_ones = [one for one in standings if is_open(one, parked)]
     return max(open_ones, key=lambda one: one.score).target if open_ones else None
 

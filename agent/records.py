@@ -80,6 +80,14 @@ class NothingLeft:
     reason: str
 
 
+@dataclass(frozen=True)
+class Command:
+    """A program that proposes: prompt on standard input, one kernel file on standard output."""
+
+    argv: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+
+
 Proposal = Candidate | InvalidReply | NothingLeft
 
 

@@ -13,7 +13,7 @@ from agent import loop, session
 from agent.budget import Budget, amended
 from agent.config import Config
 from agent.errors import InputError, MachineError, OvernightError
-from agent.harness_client import HARNESS_ENTRY, PACKAGE_ROOT
+from agent.harness_client import HARNESS_ENTRY, PACKAGE_ROOT, StopCheck
 from agent.json_reports import VERIFY_MODES
 from agent.lock import running
 from agent.loop import Ending, Outcome
@@ -52,29 +52,24 @@ def first_budget(config: Config, flags: Flags) -> Budget:
     return budget if budget != Budget() else Budget(hours=DEFAULT_HOURS)
 
 
-def check_proposer(name: str) -> None:
-    """Refuse an unknown or unfinished proposer before anything is written; raises InputError."""
-    kind, _, rest = name.partition(":")
+def make_proposer(options: Options, stop: StopCheck = lambda: False) -> Proposer:
+    """The proposer of a session; raises InputError for an unknown or unfinished one."""
+    kind, _, rest = options.proposer.partition(":")
     if kind == "replay" and rest:
         from agent.proposers.replay import Replay
 
-        Replay(Path(rest))
-    elif kind in {"llm", "command"}:
-        raise InputError(f"--proposer {kind} is not built yet: use playbook, or replay:DIR for recorded candidates.")
-    elif name != "playbook":
-        raise InputError(f"--proposer {name} is not known: use playbook or replay:DIR.")
+        return Replay(Path(rest))
+    if options.proposer == "command":
+        from agent.proposers.command import CommandProposer
 
+        return CommandProposer(options.command, stop)
+    if options.proposer == "playbook":
+        from agent.proposers.playbook import Playbook
 
-def make_proposer(options: Options) -> Proposer:
-    """The proposer of a session."""
-    check_proposer(options.proposer)
-    if options.proposer.startswith("replay:"):
-        from agent.proposers.replay import Replay
-
-        return Replay(Path(options.proposer.removeprefix("replay:")))
-    from agent.proposers.playbook import Playbook
-
-    return Playbook()
+        return Playbook()
+    if options.proposer == "llm":
+        raise InputError("--proposer llm is not built yet: use playbook, command, or replay:DIR.")
+    raise InputError(f"--proposer {options.proposer} is not known: use playbook, command or replay:DIR.")
 
 
 def absolute_proposer(name: str) -> str:
@@ -98,7 +93,12 @@ def run_session(
     harness = Harness(places.root, places.log, stop, show.event, harness_entry)
     try:
         with session.open_session(
-            places, harness, show, make_proposer, change=change, accept_change=accept_change
+            places,
+            harness,
+            show,
+            lambda options: make_proposer(options, stop),
+            change=change,
+            accept_change=accept_change,
         ) as opened:
             return _whole_night(opened)
     except MachineError as error:

@@ -19,7 +19,7 @@ from agent.places import STATE_FOLDER, SessionPlaces, write_whole
 from agent.policy import best_disjoint, duplicate_of
 from agent.proposers.base import Proposer
 from agent.ranking import gained
-from agent.records import Attempt, Brief, Candidate, Experiment, InvalidReply, RowStatus
+from agent.records import Attempt, Brief, Candidate, Command, Experiment, InvalidReply, RowStatus
 from agent.repository import SessionBranch
 from agent.verbs import Harness
 from harness import wire
@@ -51,6 +51,7 @@ class Options:
     proposer: str = "playbook"
     library_calls: LibraryPolicy = LibraryPolicy.ALLOW
     budget: Budget = field(default_factory=Budget)
+    command: Command = field(default_factory=Command)
 
 
 @dataclass

@@ -14,9 +14,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from agent import journal, repository, runner, session
-from agent.budget import Budget, amended
+from agent.budget import amended
 from agent.errors import OvernightError
 from agent.places import SessionPlaces
+from agent.records import Command
 from harness.records import ModelSpec
 
 SCRIPTED = Path(__file__).resolve().parent / "scripted_harness.py"
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--experiments", default=None)
     parser.add_argument("--pause-at", default=None)
     parser.add_argument("--proposer", default="replay:recordings")
+    parser.add_argument("--command", default=None)
     parser.add_argument("--detached", action="store_true")
     parser.add_argument("--accept-change", action="store_true")
     arguments = parser.parse_args()
@@ -42,7 +44,8 @@ def main() -> int:
     try:
         if arguments.verb == "run":
             model = ModelSpec(f"{root / 'model.py'}:Net", device="cpu")
-            options = session.Options(model, "cpu", runner.absolute_proposer(arguments.proposer))
+            proposer = runner.absolute_proposer(arguments.proposer)
+            options = session.Options(model, "cpu", proposer, command=Command((arguments.command or "",)))
             session.create(root, arguments.name, options)
         return runner.run_session(
             places,
@@ -53,7 +56,11 @@ def main() -> int:
                 verification=lambda report: print(f"verified {report.model_speedup:.3f}", flush=True),
             ),
             detached=arguments.detached,
-            change=lambda options: replace(options, budget=amended(options.budget or Budget(), flags)),
+            change=lambda options: replace(
+                options,
+                budget=amended(options.budget, flags),
+                command=Command((arguments.command,)) if arguments.command else options.command,
+            ),
             accept_change=arguments.accept_change,
             harness_entry=SCRIPTED,
         )

@@ -6,7 +6,8 @@ from workspaces import drive, kernel, make_workspace, rows
 
 from agent.errors import InputError
 from agent.proposers.base import Ordered
-from agent.proposers.replay import Replay, backend_of, read_recording
+from agent.proposers.replay import Replay, read_recording
+from agent.proposers.replies import backend_of
 from agent.records import Attempt, Brief, Candidate, InvalidReply, NothingLeft, RowStatus
 
 

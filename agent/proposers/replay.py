@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import InputError
+from agent.proposers.replies import backend_of
 from agent.records import Brief, Candidate, Experiment, InvalidReply, NothingLeft, Proposal
 from harness.records import BACKENDS, Target
 
@@ -79,15 +80,6 @@ def read_recording(path: Path) -> Recording:
         raise InputError(f"{path}: unknown backend {backend}; one of {', '.join(BACKENDS)}.")
     description = (match["description"] or path.stem).replace("_", " ")
     return Recording(path.name, header.get("target") or match["target"], backend, description, source)
-
-
-def backend_of(source: str) -> str:
-    """What a kernel file is written in, by what it calls."""
-    if "import triton" in source or "from triton" in source:
-        return "triton"
-    if re.search(r"\bnvcc\b|__global__", source):
-        return "cuda"
-    return "cpp" if re.search(r"\bg\+\+|\bctypes\b", source) else "library"
 
 
 def _proposal(recording: Recording, target: str) -> Proposal:
