@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from harness.errors import OvernightError
 from harness.kernel_op import read_kernel
 from harness.loading import load_model
 from harness.modes import MODES
+from harness.optimized import optimize
 from harness.records import KeptKernel, ModelSpec, VerifyReport
-from harness.verify import verify_model
+from harness.verify import Builder, verify_model
 
 
 def main() -> int:
@@ -36,7 +38,13 @@ def main() -> int:
         kernels = [read_kernel(kept) for kept in session_kernels(options.session)] if options.session else []
         loaded = load_model(_spec(options))
         report = verify_model(
-            loaded, kernels, _say, modes=tuple(options.modes), bisect=options.bisect, budget_s=options.seconds
+            loaded,
+            kernels,
+            _say,
+            modes=tuple(options.modes),
+            bisect=options.bisect,
+            budget_s=options.seconds,
+            build=_builder(options),
         )
     except OvernightError as error:
         print(error, file=sys.stderr)
@@ -57,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--session", type=Path, metavar="FOLDER", help="a session's folder, .overnight/NAME")
     parser.add_argument("--modes", nargs="*", default=[], choices=MODES)
     parser.add_argument("--seconds", type=float, default=20.0, help="time for the interleaved rounds")
+    parser.add_argument("--inductor", action="append", default=[], metavar="OPTION=JSON", help="for Overnight's rest")
+    parser.add_argument("--large-outputs-outside", action="store_true", help="keep a last linear layer out of graphs")
     parser.add_argument("--bisect", action="store_true")
     parser.add_argument("--json", action="store_true")
     return parser
@@ -71,6 +81,14 @@ def _spec(options: argparse.Namespace) -> ModelSpec:
         input_shapes=tuple(tuple(int(size) for size in shape.split(",")) for shape in options.input_shape),
         device=options.device,
         dtype=options.dtype,
+    )
+
+
+def _builder(options: argparse.Namespace) -> Builder:
+    """Overnight's mode: its kernels, and what the options say about the rest of the model."""
+    inductor = {name: json.loads(value) for name, value in (item.split("=", 1) for item in options.inductor)}
+    return partial(
+        optimize, under_compile=False, inductor=inductor, large_outputs_outside=options.large_outputs_outside
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from harness.free_outputs import Listener, free_outputs
 from harness.kernel_op import Kernel, build_op
 from harness.outer_compile import Scope
 from harness.regions import find_regions
@@ -30,6 +31,7 @@ class Optimized(nn.Module):
         self.splicer = splicer
         self.scope = scope
         self._packers = [op.packer for op in splicer.ops if op.packer is not None]
+        self._listener = Listener()
         self._graphs_seen = 0
         self._returns_state = False
         self.graphed = bool(options.get("triton.cudagraphs"))
@@ -60,9 +62,12 @@ class Optimized(nn.Module):
         if not self.graphed:
             return self.compiled(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
-        result = self.compiled(*args, **kwargs)
+        with self._listener.call() as made:
+            result = self.compiled(*args, **kwargs)
         flat, structure = pytree.tree_flatten(result)
         lasting = _storages(pytree.tree_leaves((args, kwargs))) | self._state_returned(flat)
+        if self._listener.reliable(made, self.sites.graphs):
+            lasting |= made
         return pytree.tree_unflatten(owned(flat, lasting), structure)
 
     def _traced(self, args: Any, kwargs: Any) -> Any:
@@ -124,6 +129,7 @@ def optimize(
     cudagraphs: bool | None = None,
     inductor: Mapping[str, Any] | None = None,
     under_compile: bool = True,
+    large_outputs_outside: bool = False,
     find: Finder = find_regions,
     match: Matcher = match_region,
 ) -> Optimized:
@@ -131,10 +137,12 @@ def optimize(
 
     `cudagraphs` defaults to whether the model lives on a GPU; `inductor` adds options for the rest of the model, as in
     torch.compile(options=); `under_compile` keeps the kernels when the user compiles around the result, which takes a
-    pass in Inductor's global config. Raises InputError when a kernel's source does not load. Compilation happens at the
+    pass in Inductor's global config; `large_outputs_outside` leaves a last linear layer out of the CUDA graphs, which
+    saves copying its result. Raises InputError when a kernel's source does not load. Compilation happens at the
     first call with each set of input shapes.
     """
-    splicer = Splicer([build_op(kernel) for kernel in kernels], find, match)
+    finish = free_outputs if large_outputs_outside else None
+    splicer = Splicer([build_op(kernel) for kernel in kernels], find, match, finish)
     first = next(iter([*model.parameters(), *model.buffers()]), None)
     on_gpu = first.is_cuda if first is not None else torch.cuda.is_available()
     options = {

@@ -72,7 +72,7 @@ class SiteLog:
             self.reasons.append(line)
 
 
-@dataclass
+@dataclass(eq=False)  # Dynamo compares backends, and so their passes, at every call: by identity, then
 class Splicer:
     """The pre-grad pass of one model: replaces regions by ops, kernel by kernel.
 
@@ -83,14 +83,20 @@ class Splicer:
     ops: Sequence[KernelOp]
     find: Finder
     match: Matcher
+    finish: Callable[[fx.Graph], object] | None = None
     log: SiteLog = field(default_factory=SiteLog)
 
     def __call__(self, graph: fx.Graph) -> None:
         """Edit a graph that Dynamo captured, in place."""
         module = graph.owning_module
         self.log.graphs += 1
-        if module is None or not self.ops:
-            return
+        if module is not None and self.ops:
+            self._splice(graph, module)
+        if self.finish is not None:
+            self.finish(graph)
+        graph.lint()
+
+    def _splice(self, graph: fx.Graph, module: fx.GraphModule) -> None:
         try:
             with no_python_dispatcher():  # its decompositions would show other aliases than the capture saw
                 candidates = self._matches(list(self.find(module)))
@@ -103,7 +109,6 @@ class Splicer:
         for op, region, bindings in candidates:
             if taken.isdisjoint(region.nodes) and self._try(graph, op, region, bindings, standing):
                 taken.update(region.nodes)
-        graph.lint()
 
     def _matches(self, regions: Sequence[RegionLike]) -> list[tuple[KernelOp, RegionLike, Mapping[str, int]]]:
         """All candidates in order of preference, found before the graph changes: patterns read the nodes' arguments."""

@@ -4,7 +4,7 @@ Outputs are compared with the eager model (`harness.soundness`); all modes are t
 (`harness.latency`). Intervals do not cover what differs between processes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,14 @@ GPU_BUDGET_S = 6.0
 RECOMPILES = 64  # every mode and every leave-one-out of one model shares Dynamo's limit per code object
 SECOND_SEED = 20261130
 MORE_SETS = 3  # further input sets whose outputs are compared
+
+
+Builder = Callable[[nn.Module, Sequence[Kernel]], Optimized]
+
+
+def spliced(model: nn.Module, kernels: Sequence[Kernel]) -> Optimized:
+    """The model as a session delivers it; without the global pass, so that the other modes stay what a user has."""
+    return optimize(model, kernels, under_compile=False)
 
 
 class Loaded(Protocol):
@@ -96,24 +104,19 @@ def verify_model(
     modes: Sequence[str] = (),
     bisect: bool = False,
     budget_s: float | None = None,
-    inductor: Mapping[str, Any] | None = None,
+    build: Builder = spliced,
 ) -> VerifyReport:
-    """The report for a model in this process; `inductor` holds compile options of the spliced model's remainder."""
+    """The report for a model in this process; `build` makes the optimised model of the original and kernels."""
     on_gpu = str(loaded.device).startswith("cuda")
     subject = ModelCall(loaded.model, tuple(loaded.args), dict(loaded.kwargs), on_gpu)
     budget = budget_s if budget_s is not None else GPU_BUDGET_S if on_gpu else CPU_BUDGET_S
     with _fresh_compiler(), torch.no_grad():
-        ours = _spliced(subject, kernels, inductor)
+        ours = build(subject.model, kernels)
         sites, difference = _outputs(ours, subject, kernels, _other_inputs(loaded))
         emit("outputs", {"ok": difference.ok, "max_error": _finite(difference.max_error), "detail": difference.detail})
         timings = _timings(ours, subject, modes, budget, emit)
-        suspects = _suspects(subject, kernels, difference.ok, budget, emit, inductor) if bisect else ()
+        suspects = _suspects(subject, kernels, difference.ok, budget, emit, build) if bisect else ()
     return _report(loaded, timings, difference, sites, suspects)
-
-
-def _spliced(subject: ModelCall, kernels: Sequence[Kernel], inductor: Mapping[str, Any] | None) -> Optimized:
-    """Without the global pass, so that the other modes stay what a user has."""
-    return optimize(subject.model, kernels, inductor=inductor, under_compile=False)
 
 
 @contextmanager
@@ -203,22 +206,22 @@ def _suspects(
     outputs_ok: bool,  # noqa: FBT001 - a fact, not a switch
     budget_s: float,
     emit: EventSink,
-    inductor: Mapping[str, Any] | None,
+    build: Builder,
 ) -> tuple[str, ...]:
     """The kernels that break outputs (each alone in the model), or else slow it (all but one, interleaved)."""
     if not outputs_ok:
         broken = []
         for kernel in kernels:
-            alone = _spliced(subject, [kernel], inductor)
+            alone = build(subject.model, [kernel])
             ok = _outputs(alone, subject, [kernel], [])[1].ok
             emit("bisect", {"target": kernel.target.id, "ok": ok})
             if not ok:
                 broken.append(kernel.target.id)
         return tuple(broken)
-    calls: dict[str, Call] = {"": build_mode(OVERNIGHT, subject, _spliced(subject, kernels, inductor))}
+    calls: dict[str, Call] = {"": build_mode(OVERNIGHT, subject, build(subject.model, kernels))}
     for index, kernel in enumerate(kernels):
         others = [*kernels[:index], *kernels[index + 1 :]]
-        calls[kernel.target.id] = build_mode(OVERNIGHT, subject, _spliced(subject, others, inductor))
+        calls[kernel.target.id] = build_mode(OVERNIGHT, subject, build(subject.model, others))
         emit("bisect", {"target": kernel.target.id, "ok": True})
     samples = measure(calls, on_gpu=subject.on_gpu, budget_s=budget_s)
     return tuple(left_out for left_out in samples if left_out and speedup(samples[left_out], samples[""]).low > 1.0)

@@ -379,6 +379,41 @@ def test_owned_outputs_are_copies_that_share_memory_as_before_and_leave_inputs_a
     assert torch.equal(mine[4], wide[:, ::2])
 
 
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4096)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x))), x.sum()
+
+
+def test_a_large_last_layer_is_kept_outside_graphs_and_trusted_only_after_it_was_seen_there():
+    model, x = Head().eval(), torch.randn(300, 8)
+    optimized = optimize(model, [], cudagraphs=True, large_outputs_outside=True)
+    with torch.no_grad():
+        copied = []
+        for _ in range(8):
+            assert torch.allclose(optimized(x)[0], model(x)[0], atol=1e-5)
+            copied.append(optimized._listener.seen < 2)
+    assert copied == [True] * 5 + [False] * 3
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("outside", [False, True])
+def test_large_graphed_outputs_stay_valid(outside):
+    model = Head().cuda().half().eval()
+    inputs = [torch.randn(1024, 8, device="cuda", dtype=torch.float16) for _ in range(3)]
+    optimized = optimize(model, [], large_outputs_outside=outside)
+    with torch.no_grad():
+        for _ in range(4):
+            results = [optimized(x)[0] for x in inputs]
+            for x, mine in zip(inputs, results, strict=True):
+                assert torch.allclose(mine, model(x)[0], atol=1e-2)
+    assert (optimized._listener.seen > 0) == outside  # whether this torch keeps the op outside its graphs
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_outputs_of_a_graphed_call_stay_valid_after_the_next_call():

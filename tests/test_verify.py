@@ -20,6 +20,15 @@ from harness.verify import LOOP_MODES, verify, verify_model
 from harness.wire import to_json
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """On a busy machine two threads that wait for each other take longer than any kernel here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @dataclass
 class Example:
     """A model of these tests with its inputs, as a loaded one."""
@@ -111,7 +120,7 @@ def test_a_slow_kernel_is_named_by_bisecting():
     example, (_, emit) = small(), heard()
     kernels = light_kernels(example)
     slow = "import time\n" + kernels[0].source.replace("def kernel_fn(", "def right(")
-    slow += "\n\ndef kernel_fn(*x):\n    time.sleep(0.02)\n    return right(*x)\n"
+    slow += "\n\ndef kernel_fn(*x):\n    time.sleep(0.05)\n    return right(*x)\n"
     kernels[0] = Kernel(kernels[0].target, slow)
     report = verify_model(example, kernels, emit, modes=("overnight", "eager"), bisect=True, budget_s=0.3)
     assert report.outputs_ok
