@@ -35,6 +35,11 @@ typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
+#if defined(__aarch64__)
+typedef __fp16 half_float;
+#elif !defined(__F16C__)
+typedef _Float16 half_float;
+#endif
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
 
@@ -57,7 +62,7 @@ static inline vf load(const f16* p) {
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
     vf v;
-    for (int i = 0; i < W; i++) { _Float16 h; memcpy(&h, p + i, 2); v[i] = (float)h; }
+    for (int i = 0; i < W; i++) { half_float h; memcpy(&h, p + i, 2); v[i] = (float)h; }
     return v;
 #endif
 }
@@ -67,7 +72,7 @@ static inline void store(f16* p, vf v) {
 #elif defined(__AVX2__) && defined(__F16C__)
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
-    for (int i = 0; i < W; i++) { _Float16 h = (_Float16)v[i]; memcpy(p + i, &h, 2); }
+    for (int i = 0; i < W; i++) { half_float h = (half_float)v[i]; memcpy(p + i, &h, 2); }
 #endif
 }
 // The ragged end of a row: n < W elements, the other lanes read as `rest`.
@@ -202,32 +207,34 @@ static void lanes_to_rows(const float* from, const vf* scale, int64_t count, int
         }
 }
 
-// scores = scores · scale + mask, for queries [0, count) and n keys; or looks only: is any of it open?
-static bool add_mask(const float* mask, int64_t pitch, int64_t count, int64_t n, float scale, float* scores,
-                     bool look_only) {
-    bool open = false;
+// A mask [queries, keys] is read as vectors of keys; a row has `rest` more of them, those beyond n are not used.
+static inline vf mask_row(const float* mask, int64_t pitch, int64_t row, int64_t count, int64_t k, int64_t rest) {
+    const float* from = mask + row * pitch + k;
+    return row >= count ? fill(-INFINITY) : rest - k >= W ? load(from) : load_tail(from, rest - k, -INFINITY);
+}
+// How many of the next n keys there are up to the last that some query may see: the mask is not -inf everywhere.
+static int64_t open_keys(const float* mask, int64_t pitch, int64_t count, int64_t n, int64_t rest) {
+    for (int64_t k = (n - 1) / W * W; k >= 0; k -= W) {
+        vi shut = ~vi{};
+        for (int64_t row = 0; row < count; row++) shut &= mask_row(mask, pitch, row, count, k, rest) == fill(-INFINITY);
+        for (int i = 0; i < W; i++)
+            if (!shut[i]) return k + W < n ? k + W : n;
+    }
+    return 0;
+}
+// scores = scores · scale + mask
+static void add_mask(const float* mask, int64_t pitch, int64_t count, int64_t n, int64_t rest, float scale,
+                     float* scores) {
     for (int64_t k = 0; k < n; k += W)
         for (int half = 0; half < 2; half++) {
             vf v[W];
-            for (int i = 0; i < W; i++) {
-                const int64_t row = half * W + i;
-                const float* from = mask + row * pitch + k;
-                v[i] = row >= count ? fill(-INFINITY) : n - k >= W ? load(from) : load_tail(from, n - k, -INFINITY);
-            }
-            if (look_only) {
-                vf top = v[0];
-                for (int i = 1; i < W; i++) top = larger(top, v[i]);
-                for (int i = 0; i < W; i++) open |= !(top[i] == -INFINITY);
-                if (open) return true;
-                continue;
-            }
+            for (int i = 0; i < W; i++) v[i] = mask_row(mask, pitch, half * W + i, count, k, rest);
             transpose(v);
             for (int64_t i = 0; i < W && k + i < n; i++) {
                 float* to = scores + (k + i) * NR + half * W;
                 store(to, load(to) * scale + v[i]);
             }
         }
-    return open;
 }
 
 static inline const float* as_float(const float* v, int64_t& pitch, int64_t, int64_t, float*) { return v; }
@@ -257,8 +264,9 @@ static void attend_block(const T* q, int64_t q_pitch, const T* k, int64_t k_pitc
     vf top[2] = {fill(-INFINITY), fill(-INFINITY)}, sum[2] = {};
     const int64_t limit = causal && first + count < keys ? first + count : keys;
     for (int64_t start = 0; start < limit; start += KEYS) {
-        const int64_t n = limit - start < KEYS ? limit - start : KEYS;
-        if (mask && !add_mask(mask + start, mask_pitch, count, n, scale, scores, true)) continue;
+        int64_t n = limit - start < KEYS ? limit - start : KEYS;
+        if (mask) n = open_keys(mask + start, mask_pitch, count, n, keys - start);
+        if (!n) continue;
         for (int64_t t = 0; t < n; t += MR) {
             vf tile[MR][2] = {};
             for (int64_t d = 0; d < width; d += W)
@@ -275,7 +283,7 @@ static void attend_block(const T* q, int64_t q_pitch, const T* k, int64_t k_pitc
             for (int64_t m = 0; m < MR && t + m < n; m++)
                 for (int half = 0; half < 2; half++) store(scores + (t + m) * NR + half * W, tile[m][half]);
         }
-        if (mask) add_mask(mask + start, mask_pitch, count, n, scale, scores, false);
+        if (mask) add_mask(mask + start, mask_pitch, count, n, keys - start, scale, scores);
         const float by = mask ? 1.0f : scale;  // differences first, then the scale: near ones lose nothing
         vf fade[2], shift[2];
         for (int half = 0; half < 2; half++) {

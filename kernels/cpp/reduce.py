@@ -35,6 +35,11 @@ typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
+#if defined(__aarch64__)
+typedef __fp16 half_float;
+#elif !defined(__F16C__)
+typedef _Float16 half_float;
+#endif
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
 
@@ -57,7 +62,7 @@ static inline vf load(const f16* p) {
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
     vf v;
-    for (int i = 0; i < W; i++) { _Float16 h; memcpy(&h, p + i, 2); v[i] = (float)h; }
+    for (int i = 0; i < W; i++) { half_float h; memcpy(&h, p + i, 2); v[i] = (float)h; }
     return v;
 #endif
 }
@@ -67,7 +72,7 @@ static inline void store(f16* p, vf v) {
 #elif defined(__AVX2__) && defined(__F16C__)
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
-    for (int i = 0; i < W; i++) { _Float16 h = (_Float16)v[i]; memcpy(p + i, &h, 2); }
+    for (int i = 0; i < W; i++) { half_float h = (half_float)v[i]; memcpy(p + i, &h, 2); }
 #endif
 }
 // The ragged end of a row: n < W elements, the other lanes read as `rest`.
