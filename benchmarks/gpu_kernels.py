@@ -266,6 +266,11 @@ def checks(name: str, dtype: torch.dtype):
         args = tuple(rand(1, 3, 70, 80, dtype=dtype) for _ in range(3))
         yield "scale", args, {"sm_scale": 0.3}
         yield "transposed", tuple(rand(2, 300, 4, 64, dtype=dtype).transpose(1, 2) for _ in range(3)), {}
+    elif op == "linear_gelu":
+        for rows, inner, width in ((256, 512, 384), (67, 129, 33), (1, 64, 176), (0, 8, 8), (2048, 768, 3072)):
+            x, weight = rand(rows, inner, dtype=dtype), rand(width, inner, dtype=dtype, scale=inner**-0.5)
+            yield f"{rows, inner, width}", (x, weight, rand(width, dtype=dtype)), {}
+            yield f"{rows, inner, width} tanh", (x, weight), {"approximate": "tanh"}
     elif op == "fused_mlp":
         for rows, inner, hidden in ((128, 256, 512), (67, 129, 33), (1, 64, 176)):
             weights = [rand(hidden, inner, dtype=dtype, scale=inner**-0.5) for _ in range(2)]
@@ -302,6 +307,7 @@ def truth(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         "matmul": torch.matmul,
         "flash_attention": attention_by_hand,
         "fused_mlp": mlp,
+        "linear_gelu": lambda x, w, b=None, approximate="none": F.gelu(F.linear(x, w, b), approximate=approximate),
     }[name.partition("__")[0]](*wide, **kwargs)
 
 
@@ -369,7 +375,10 @@ def check_all(workers: int) -> None:
 
     def one(file: Path) -> tuple[Path, list[str]]:
         command = [sys.executable, __file__, "--check-file", file]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+        except subprocess.TimeoutExpired:
+            return file, ["no answer within 90 s"]
         lines = done.stdout.strip().splitlines()
         return file, json.loads(lines[-1]) if done.returncode == 0 else [done.stderr[-600:]]
 
@@ -466,6 +475,11 @@ def cases(dtype: torch.dtype = torch.bfloat16) -> list[Timed]:
             flops=2 * 64 * 2048**2 * 128,
         ),
         Timed(
+            "linear+gelu 4096x768x3072", "linear_gelu",
+            lambda: (rand(4096, 768, dtype=dtype), rand(3072, 768, dtype=dtype, scale=0.04), rand(3072, dtype=dtype)),
+            lambda x, w, b: F.gelu(F.linear(x, w, b)), flops=2 * 4096 * 768 * 3072,
+        ),
+        Timed(
             "fused mlp 2048x4096x11008", "fused_mlp",
             lambda: (
                 rand(2048, 4096, dtype=dtype),
@@ -516,6 +530,29 @@ def replay_us(call: Callable[..., Any], sets: list[tuple[Any, ...]], flush: torc
     return statistics.median(times)
 
 
+def sweep_of(case: Timed, backend: str, values: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The tunables worth a product for one case, and their values: those that its path through the file reads."""
+    long = "50257" in case.name
+    names = {
+        "cuda": ["THREADS", "UNROLL", "HEADS", "LOAD", "CLUSTER", "STAGED_THREADS", "STAGED_BLOCKS", "KEEP", "WAVES"],
+        "triton": ["ELEMENTS_PER_THREAD", "STORE", "BLOCK", "WARPS", "HEADS", "TILE", "ONLINE_BLOCK"],
+    }[backend]
+    if backend == "triton" and not case.moved:
+        names = ["TILE", "DESCRIBED", "GATED_TILE", "DOWN_TILE", "DESCRIPTORS"]
+    chosen = {name: values[name] for name in names if name in values}
+    staged = {"STAGED_THREADS", "STAGED_BLOCKS", "KEEP", "ONLINE_BLOCK"}
+    chosen = {name: v for name, v in chosen.items() if (name in staged) == long or case.op != "softmax"}
+    if "norm" in case.op or case.op == "softmax":
+        chosen.pop("UNROLL", None)
+    if "norm" not in case.op and case.op != "softmax" and case.moved:  # the rest has been swept more widely before
+        chosen = {name: v[:2] for name, v in chosen.items()}
+    if "LOAD" in chosen:
+        chosen["LOAD"] = [1] if long or case.op == "groupnorm" else [1, 0]
+    if "WAVES" in chosen:
+        chosen["WAVES"] = [0, 1] if case.op == "add_rmsnorm" else [0]
+    return chosen
+
+
 def candidates(case: Timed, tune: bool) -> list[tuple[str, Path, dict[str, Any]]]:
     """(backend, file, tunables) to time: the default of each file and, when tuning, the product of its tunables."""
     found = []
@@ -528,15 +565,14 @@ def candidates(case: Timed, tune: bool) -> list[tuple[str, Path, dict[str, Any]]
             continue
         values = tunables(file)
         found += [(file.parent.name, file, {"PDL": 0})] if "PDL" in values else []
-        skipped = {"PDL", "FUSED_LIMIT", "LONG_BLOCK", "ONLINE_BLOCK", "TILE_FLOAT32", "TILE_WIDE", "GROUP", "RESIDENT"}
-        skipped |= {"STAGED_THREADS", "UNROLL"} if case.op == "softmax" and "50257" not in case.name else set()
-        skipped |= {"THREADS", "WAVES", "UNROLL", "ELEMENTS_PER_THREAD"} if "50257" in case.name else set()
-        skipped |= {"UNROLL"} if "norm" in case.op else set()
-        if "50257" in case.name:
-            skipped -= {"FUSED_LIMIT", "ONLINE_BLOCK"}
-        names = [name for name in values if name not in skipped and name not in ("ROWS_BELOW", "PROGRAMS", "BLOCKS")]
-        grid = [dict(zip(names, choice, strict=True)) for choice in itertools.product(*(values[n] for n in names))]
-        found += [(file.parent.name, file, choice) for choice in grid[1:] if choice]
+        wanted = sweep_of(case, file.parent.name, values)
+        grid = [dict(zip(wanted, choice, strict=True)) for choice in itertools.product(*wanted.values())]
+        if not case.moved:  # slow to compile: one tunable at a time
+            grid = [{name: value} for name in wanted for value in wanted[name]]
+        current = {name: values[name][0] for name in wanted}
+        found += [
+            (file.parent.name, file, choice) for choice in grid if choice and not choice.items() <= current.items()
+        ]
     return found
 
 
@@ -548,16 +584,29 @@ def build_all(plan: list[tuple[str, Path, dict[str, Any]]], dtype: torch.dtype, 
         list(pool.map(lambda module: module.library(dtype, capability), modules))
 
 
+def compile_case(case: Timed, flush: torch.Tensor) -> str:
+    torch.compiler.reset()
+    sets = [case.make() for _ in range(SETS)]
+    us = replay_us(torch.compile(case.eager), sets, flush, 7)
+    torch.cuda.empty_cache()
+    return f"{case.name} {us:.1f}"
+
+
+def copies(flush: torch.Tensor) -> str:
+    """What a plain device copy of the cases' sizes takes under the same protocol, and its share of the bound rate."""
+    found = []
+    for mib in (32, 40, 48, 64, 128):
+        sets = [(torch.randn(mib * 2**17, device=DEVICE),) for _ in range(SETS)]  # half is read, half written
+        found.append(f"{mib} MiB {replay_us(torch.clone, sets, flush):.1f}")
+    return "copies by clone, us: " + ", ".join(found)
+
+
 def time_case(case: Timed, options: argparse.Namespace, rate: float, flush: torch.Tensor, deadline: float) -> str:
     sets = [case.make() for _ in range(SETS)]
     replays = 7 if case.moved > 4e8 else 15
     eager = replay_us(case.eager, sets, flush, replays)
-    compiled = None
-    if options.compile:
-        torch.compiler.reset()
-        compiled = replay_us(torch.compile(case.eager), sets, flush, replays)
     results: dict[str, list[tuple[float, dict[str, Any]]]] = {}
-    for backend, file, choice in candidates(case, options.tune and bool(case.moved)):
+    for backend, file, choice in candidates(case, options.tune):
         if time.monotonic() > deadline:
             break
         try:
@@ -569,7 +618,7 @@ def time_case(case: Timed, options: argparse.Namespace, rate: float, flush: torc
         label = backend + (f"/{file.stem.partition('__')[2]}" if "__" in file.stem and not case.variants else "")
         results.setdefault(label, []).append((us, choice))
     bound = case.moved / rate * 1e6
-    line = f"{case.name:31s} eager {eager:7.1f} " + (f"compile {compiled:7.1f} " if compiled else "")
+    line = f"{case.name:31s} eager {eager:7.1f} "
     if bound:
         line += f"bound {bound:6.1f} "
     else:
@@ -615,10 +664,10 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {rate / 1e12:.2f} TB/s", flush=True)
     flush = torch.zeros(2**26, device=DEVICE)
     todo = [case for case in cases() if options.only in case.name]
-    plan = [item for case in todo for item in candidates(case, options.tune and bool(case.moved))]
+    plan = [item for case in todo for item in candidates(case, options.tune)]
     build_all(plan, torch.bfloat16, options.workers)
     print(f"{len(plan)} candidates built after {options.seconds - deadline + time.monotonic():.0f} s", flush=True)
-    lines = []
+    lines = [copies(flush)]
     for case in todo:
         if time.monotonic() > deadline:
             lines.append(f"{case.name}: out of time")
@@ -626,7 +675,9 @@ def main() -> None:
         lines.append(time_case(case, options, rate, flush, deadline))
         print(f"{case.name} after {options.seconds - deadline + time.monotonic():.0f} s", flush=True)
         torch.cuda.empty_cache()
+    compiled = [compile_case(case, flush) for case in todo if options.compile and time.monotonic() < deadline]
     print("\n".join(lines))
+    print("torch.compile, us:", ", ".join(compiled))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""GroupNorm, with SiLU on request, in CUDA C++: a block holds one group in registers, long ones are streamed."""
+"""GroupNorm, with SiLU on request, in CUDA C++: a block or a cluster has a group in registers, or streams it."""
 
 import ctypes
 import hashlib
@@ -13,15 +13,21 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "THREADS": [512, 256],
-    "RESIDENT": [2, 1],  # blocks of 512 threads the compiler leaves registers for
+    "THREADS": [256, 512, 128],
+    "CLUSTER": [4, 2, 8, 1],  # blocks that share a group (Hopper)
+    "SPLIT_BYTES": [16384],  # least size of a group that is shared
+    "RESIDENT": [2],  # blocks of 512 threads the compiler leaves registers for
     "UNROLL": [4, 2, 8],  # loads in flight for groups too long for registers
-    "STREAM": [0, 1],  # evict-first stores
+    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
+    "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }
 THREADS = TUNABLES["THREADS"][0]
+CLUSTER = TUNABLES["CLUSTER"][0]
+SPLIT_BYTES = TUNABLES["SPLIT_BYTES"][0]
 RESIDENT = TUNABLES["RESIDENT"][0]
 UNROLL = TUNABLES["UNROLL"][0]
+LOAD = TUNABLES["LOAD"][0]
 STREAM = TUNABLES["STREAM"][0]
 PDL = TUNABLES["PDL"][0]
 SOURCE = r"""
@@ -71,10 +77,18 @@ __device__ __forceinline__ uint4 pack(const Vector& in) {
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
-// Data that is read once leaves L1 alone. volatile keeps the loads behind start().
+// volatile keeps the loads behind start().
 __device__ __forceinline__ uint4 load16(const T* at) {
     uint4 raw;
+#if LOAD == 0
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 1
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 2
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(at));
     return raw;
 }
@@ -125,6 +139,59 @@ template <class Op> __device__ __forceinline__ float reduce_row(float value, flo
     return value;
 }
 
+// Count, mean and sum of squared deviations of some elements; joined as Chan, Golub and LeVeque (1983) do.
+struct Moments { float count, mean, square; };
+__device__ __forceinline__ Moments join(Moments a, Moments b) {
+    const float count = a.count + b.count, apart = b.mean - a.mean;
+    const float share = count > 0 ? __fdividef(b.count, count) : 0.0f;
+    return {count, a.mean + apart * share, a.square + b.square + (apart * a.count) * (apart * share)};
+}
+__device__ __forceinline__ Moments join_warp(Moments own) {
+#pragma unroll
+    for (int offset = 16; offset; offset /= 2) {
+        const Moments other = {__shfl_xor_sync(~0u, own.count, offset), __shfl_xor_sync(~0u, own.mean, offset),
+                               __shfl_xor_sync(~0u, own.square, offset)};
+        // Both partners must compute the same bits: the lower lane's moments come first.
+        own = threadIdx.x & offset ? join(other, own) : join(own, other);
+    }
+    return own;
+}
+// Over the threads of one row, as reduce_row.
+__device__ __forceinline__ Moments join_row(Moments own, Moments* scratch) {
+    own = join_warp(own);
+    if (blockDim.x == 32) return own;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
+    __syncthreads();
+    const bool filled = threadIdx.x % 32 < blockDim.x / 32;
+    return join_warp(filled ? scratch[threadIdx.x % 32] : Moments{0, 0, 0});
+}
+// Many unpacked values would not fit: hides the vectors from the compiler so that it unpacks them again.
+template <int CHUNKS> __device__ __forceinline__ void repack(uint4 (&raw)[CHUNKS]) {
+    if constexpr (CHUNKS < 8) return;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) asm("" : "+r"(raw[c].x), "+r"(raw[c].y), "+r"(raw[c].z), "+r"(raw[c].w));
+}
+// Of one thread's vectors, where `inside` says which elements count.
+template <int CHUNKS, class Inside>
+__device__ __forceinline__ Moments moments_of(uint4 (&raw)[CHUNKS], Inside inside) {
+    float count = 0, total = 0, square = 0;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        const Vector value = unpack(raw[c]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) if (inside(c, j)) total += value.v[j], count += 1;
+    }
+    const float mean = count > 0 ? __fdividef(total, count) : 0.0f;
+    repack(raw);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        const Vector value = unpack(raw[c]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) if (inside(c, j)) square += (value.v[j] - mean) * (value.v[j] - mean);
+    }
+    return {count, mean, square};
+}
+
 // A row need not begin on a 16-byte boundary: vectors are those of memory, `head` elements of the first lie before it.
 __device__ __forceinline__ int head_of(const T* row) { return (reinterpret_cast<uintptr_t>(row) & 15) / sizeof(T); }
 __device__ __forceinline__ bool whole(int first, int n) { return first >= 0 && first + VEC <= n; }
@@ -146,10 +213,11 @@ __device__ __forceinline__ void store_any(T* row, int first, int n, uint4 raw) {
     if (whole(first, n)) store16(row + first, raw);
     else store_edge(row, first, n, raw);
 }
-// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`.
-template <int CHUNKS>
+// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`. WHOLE: rows
+// begin and end on 16-byte boundaries.
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int n, float fill) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
     Vector blank;
 #pragma unroll
     for (int j = 0; j < VEC; j++) blank.v[j] = fill;
@@ -157,33 +225,33 @@ __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         raw[c] = pack(blank);
-        if (whole(first, n)) raw[c] = load16(row + first);
+        if (WHOLE ? first < n : whole(first, n)) raw[c] = load16(row + first);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) raw[c] = load_edge(row, first, n, fill);
     }
 }
-template <int CHUNKS>
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void store_row(const uint4 (&raw)[CHUNKS], T* row, int n) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        if (whole(first, n)) store16(row + first, raw[c]);
+        if (WHOLE ? first < n : whole(first, n)) store16(row + first, raw[c]);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) store_edge(row, first, n, raw[c]);
     }
 }
-// Parameters of the columns first.. ; they stay in L1 for the block's next row.
-__device__ __forceinline__ Vector columns(const T* values, int first, int n) {
-    if (first % VEC == 0 && first + VEC <= n) return unpack(*reinterpret_cast<const uint4*>(values + first));
+// Parameters of the columns first.. ; the next rows find them in L1.
+template <bool WHOLE> __device__ __forceinline__ Vector columns(const T* values, int first, int n) {
+    if (WHOLE || (first % VEC == 0 && first + VEC <= n)) return unpack(*reinterpret_cast<const uint4*>(values + first));
     Vector out;
 #pragma unroll
     for (int j = 0; j < VEC; j++) out.v[j] = first + j >= 0 && first + j < n ? float(values[first + j]) : 0.0f;
@@ -229,55 +297,64 @@ template <bool UNIFORM> __device__ __forceinline__ uint4 finish(
     return pack(value);
 }
 // Block b normalises group b % groups of an image: n contiguous elements, `space` of them a channel.
-// Unpacked values would not fit beside CHUNKS vectors: hides a vector from the compiler so that it unpacks again.
-__device__ __forceinline__ void repack(uint4& raw) { asm("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w)); }
+#if HOPPER
+// The blocks of one cluster hold one group; each tells the others its moments through their shared memory.
+__device__ __forceinline__ void tell(Moments* slot, unsigned block, Moments own) {
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(there) : "r"(unsigned(__cvta_generic_to_shared(slot))), "r"(block));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(own.count) : "memory");
+    asm volatile("st.shared::cluster.f32 [%0+4], %1;" ::"r"(there), "f"(own.mean) : "memory");
+    asm volatile("st.shared::cluster.f32 [%0+8], %1;" ::"r"(there), "f"(own.square) : "memory");
+}
+__device__ __forceinline__ void arrive_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void await_cluster() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+// Group g of an image starts at channel g % groups times its channels and has n elements, `space` of them a channel;
+// `parts` blocks share it, each with n / parts elements.
 template <int CHUNKS, bool UNIFORM> __global__ void __launch_bounds__(512, UNIFORM ? RESIDENT : 1)
-groupnorm_rows(const T* x, const T* weight, const T* bias, T* y, int n, int space, int groups, float eps, int silu) {
-    __shared__ float scratch[2][32];
+groupnorm_rows(const T* x, const T* weight, const T* bias, T* y, int n, int space, int groups, float eps, int silu,
+               int parts) {
+    __shared__ Moments scratch[32], told[16];
+#if HOPPER
+    if (parts > 1) arrive_cluster();  // a block's shared memory can be written once it has started
+#endif
     start();
-    const T* const from = x + int64_t(blockIdx.x) * n;
-    T* const to = y + int64_t(blockIdx.x) * n;
+    const int part = n / parts, rank = blockIdx.x % parts, group = blockIdx.x / parts;
+    const T* const from = x + int64_t(group) * n + rank * part;
+    T* const to = y + int64_t(group) * n + rank * part;
     const int head = UNIFORM ? 0 : head_of(from);
-    const Affine map = {weight, bias, int(blockIdx.x) % groups * (n / space), space, silu};
+    const Affine map = {weight, bias, group % groups * (n / space), space, silu};
     uint4 raw[CHUNKS];
-    if constexpr (UNIFORM) {
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            const int first = (c * blockDim.x + threadIdx.x) * VEC;
-            raw[c] = first < n ? load16(from + first) : make_uint4(0, 0, 0, 0);
-        }
-    } else {
-        load_row(raw, from, n, 0.0f);
+    load_row<UNIFORM>(raw, from, part, 0.0f);
+    const auto inside = [&](int c, int j) {
+        const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
+        return UNIFORM ? first < part : first + j >= 0 && first + j < part;
+    };
+    Moments all = join_row(moments_of(raw, inside), scratch);
+#if HOPPER
+    if (parts > 1) {
+        await_cluster();
+        if (int(threadIdx.x) < parts) tell(told + rank, threadIdx.x, all);
+        arrive_cluster();
+        await_cluster();
+        all = told[0];
+        for (int i = 1; i < parts; i++) all = join(all, told[i]);
     }
-    float total = 0;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        const Vector value = unpack(raw[c]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) total += value.v[j];
-        repack(raw[c]);
-    }
-    const float mean = reduce_row<Sum>(total, scratch[0]) / n;
-    total = 0;
+#endif
+    const float inverse = rsqrtf(all.square / n + eps);
+    repack(raw);
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        const Vector value = unpack(raw[c]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) {
-            const float centred = value.v[j] - mean;
-            if (UNIFORM ? first < n : first + j >= 0 && first + j < n) total += centred * centred;
-        }
-        repack(raw[c]);
-    }
-    const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[1]) / n + eps);
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        if (first >= n) continue;
-        const uint4 result = finish<UNIFORM>(unpack(raw[c]), mean, inverse, first, n, map);
+        if (first >= part) continue;
+        const uint4 result = finish<UNIFORM>(unpack(raw[c]), all.mean, inverse, rank * part + first, n, map);
         if constexpr (UNIFORM) store16(to + first, result);
-        else store_any(to, first, n, result);
+        else store_any(to, first, part, result);
     }
 }
 __global__ void __launch_bounds__(1024)
@@ -309,23 +386,45 @@ groupnorm_streamed(
         store_any(to, first, n, finish<false>(unpack(raw), mean, inverse, first, n, map));
     });
 }
+template <class Kernel, class... Arguments>
+int launch_clusters(Kernel kernel, unsigned parts, dim3 grid, dim3 block, void* stream, Arguments... arguments) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.stream = static_cast<cudaStream_t>(stream);
+    cudaLaunchAttribute wanted[2];
+    int count = 0;
+    if (parts > 1) {
+        wanted[count].id = cudaLaunchAttributeClusterDimension;
+        wanted[count].val.clusterDim.x = parts;
+        wanted[count].val.clusterDim.y = wanted[count].val.clusterDim.z = 1;
+        count++;
+    }
+    wanted[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    wanted[count].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = wanted, config.numAttrs = count + PDL;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 extern "C" int groupnorm(const T* x, const T* weight, const T* bias, T* y, int64_t blocks, int64_t n, int64_t space,
                          int64_t groups, float eps, int64_t silu, void* stream) {
-    const auto run = [&](auto kernel, int threads) {
-        return launch(kernel, dim3(unsigned(blocks)), dim3(threads), 0, stream, x, weight, bias, y, int(n), int(space),
-                      int(groups), eps, int(silu));
-    };
-    const int64_t vectors = (n + VEC - 1) / VEC + (n % VEC ? 1 : 0);
+    const bool uniform = space % VEC == 0;  // then no group begins off a 16-byte boundary either
+    int64_t parts = HOPPER && uniform && n * int64_t(sizeof(T)) >= SPLIT_BYTES ? CLUSTER : 1;
+    while (parts > 1 && n % (parts * VEC)) parts /= 2;
+    const int64_t vectors = (n / parts + VEC - 1) / VEC + (uniform ? 0 : 1);
     int chunks = 1;
     while (chunks < 8 && (vectors + chunks - 1) / chunks > THREADS) chunks *= 2;
     const int64_t threads = ((vectors + chunks - 1) / chunks + 31) / 32 * 32;
-    if (threads > 512) return run(groupnorm_streamed, 1024);
-    const bool uniform = space % VEC == 0;  // then no group begins off a 16-byte boundary either
+    if (threads > 512)
+        return launch(groupnorm_streamed, dim3(unsigned(blocks)), dim3(1024), 0, stream, x, weight, bias, y, int(n),
+                      int(space), int(groups), eps, int(silu));
+    const auto run = [&](auto kernel) {
+        const dim3 grid(unsigned(blocks * parts)), block(static_cast<unsigned>(threads));
+        return launch_clusters(kernel, unsigned(parts), grid, block, stream, x, weight, bias, y, int(n), int(space),
+                               int(groups), eps, int(silu), int(parts));
+    };
     switch (chunks) {
-        case 1: return run(uniform ? groupnorm_rows<1, true> : groupnorm_rows<1, false>, int(threads));
-        case 2: return run(uniform ? groupnorm_rows<2, true> : groupnorm_rows<2, false>, int(threads));
-        case 4: return run(uniform ? groupnorm_rows<4, true> : groupnorm_rows<4, false>, int(threads));
-        default: return run(uniform ? groupnorm_rows<8, true> : groupnorm_rows<8, false>, int(threads));
+        case 1: return run(uniform ? groupnorm_rows<1, true> : groupnorm_rows<1, false>);
+        case 2: return run(uniform ? groupnorm_rows<2, true> : groupnorm_rows<2, false>);
+        case 4: return run(uniform ? groupnorm_rows<4, true> : groupnorm_rows<4, false>);
+        default: return run(uniform ? groupnorm_rows<8, true> : groupnorm_rows<8, false>);
     }
 }
 """
@@ -343,8 +442,11 @@ def command(dtype, capability):
         "PDL": early,
         "HOPPER": int(capability >= (9, 0)),
         "THREADS": THREADS,
+        "CLUSTER": CLUSTER,
+        "SPLIT_BYTES": SPLIT_BYTES,
         "RESIDENT": RESIDENT,
         "UNROLL": UNROLL,
+        "LOAD": LOAD,
         "STREAM": STREAM,
     }
     flags = [compiler, "-O3", "-std=c++17", "-arch=sm_{}{}".format(*capability), "-shared", "-Xcompiler", "-fPIC"]

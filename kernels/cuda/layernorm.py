@@ -13,14 +13,16 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "THREADS": [256, 128, 512],  # a block's share of one row, before a thread takes more vectors
+    "THREADS": [256, 128, 512, 64],  # a block's share of one row, before a thread takes more vectors
     "WAVES": [0, 1, 2],  # blocks per resident slot of a persistent grid; 0: one block per row
+    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
     "UNROLL": [4, 2, 8],  # loads in flight for rows too long for registers
-    "STREAM": [0, 1],  # evict-first stores
+    "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }
 THREADS = TUNABLES["THREADS"][0]
 WAVES = TUNABLES["WAVES"][0]
+LOAD = TUNABLES["LOAD"][0]
 UNROLL = TUNABLES["UNROLL"][0]
 STREAM = TUNABLES["STREAM"][0]
 PDL = TUNABLES["PDL"][0]
@@ -71,10 +73,18 @@ __device__ __forceinline__ uint4 pack(const Vector& in) {
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
-// Data that is read once leaves L1 alone. volatile keeps the loads behind start().
+// volatile keeps the loads behind start().
 __device__ __forceinline__ uint4 load16(const T* at) {
     uint4 raw;
+#if LOAD == 0
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 1
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 2
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(at));
     return raw;
 }
@@ -125,6 +135,59 @@ template <class Op> __device__ __forceinline__ float reduce_row(float value, flo
     return value;
 }
 
+// Count, mean and sum of squared deviations of some elements; joined as Chan, Golub and LeVeque (1983) do.
+struct Moments { float count, mean, square; };
+__device__ __forceinline__ Moments join(Moments a, Moments b) {
+    const float count = a.count + b.count, apart = b.mean - a.mean;
+    const float share = count > 0 ? __fdividef(b.count, count) : 0.0f;
+    return {count, a.mean + apart * share, a.square + b.square + (apart * a.count) * (apart * share)};
+}
+__device__ __forceinline__ Moments join_warp(Moments own) {
+#pragma unroll
+    for (int offset = 16; offset; offset /= 2) {
+        const Moments other = {__shfl_xor_sync(~0u, own.count, offset), __shfl_xor_sync(~0u, own.mean, offset),
+                               __shfl_xor_sync(~0u, own.square, offset)};
+        // Both partners must compute the same bits: the lower lane's moments come first.
+        own = threadIdx.x & offset ? join(other, own) : join(own, other);
+    }
+    return own;
+}
+// Over the threads of one row, as reduce_row.
+__device__ __forceinline__ Moments join_row(Moments own, Moments* scratch) {
+    own = join_warp(own);
+    if (blockDim.x == 32) return own;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
+    __syncthreads();
+    const bool filled = threadIdx.x % 32 < blockDim.x / 32;
+    return join_warp(filled ? scratch[threadIdx.x % 32] : Moments{0, 0, 0});
+}
+// Many unpacked values would not fit: hides the vectors from the compiler so that it unpacks them again.
+template <int CHUNKS> __device__ __forceinline__ void repack(uint4 (&raw)[CHUNKS]) {
+    if constexpr (CHUNKS < 8) return;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) asm("" : "+r"(raw[c].x), "+r"(raw[c].y), "+r"(raw[c].z), "+r"(raw[c].w));
+}
+// Of one thread's vectors, where `inside` says which elements count.
+template <int CHUNKS, class Inside>
+__device__ __forceinline__ Moments moments_of(uint4 (&raw)[CHUNKS], Inside inside) {
+    float count = 0, total = 0, square = 0;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        const Vector value = unpack(raw[c]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) if (inside(c, j)) total += value.v[j], count += 1;
+    }
+    const float mean = count > 0 ? __fdividef(total, count) : 0.0f;
+    repack(raw);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        const Vector value = unpack(raw[c]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) if (inside(c, j)) square += (value.v[j] - mean) * (value.v[j] - mean);
+    }
+    return {count, mean, square};
+}
+
 // A row need not begin on a 16-byte boundary: vectors are those of memory, `head` elements of the first lie before it.
 __device__ __forceinline__ int head_of(const T* row) { return (reinterpret_cast<uintptr_t>(row) & 15) / sizeof(T); }
 __device__ __forceinline__ bool whole(int first, int n) { return first >= 0 && first + VEC <= n; }
@@ -146,10 +209,11 @@ __device__ __forceinline__ void store_any(T* row, int first, int n, uint4 raw) {
     if (whole(first, n)) store16(row + first, raw);
     else store_edge(row, first, n, raw);
 }
-// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`.
-template <int CHUNKS>
+// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`. WHOLE: rows
+// begin and end on 16-byte boundaries.
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int n, float fill) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
     Vector blank;
 #pragma unroll
     for (int j = 0; j < VEC; j++) blank.v[j] = fill;
@@ -157,33 +221,33 @@ __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         raw[c] = pack(blank);
-        if (whole(first, n)) raw[c] = load16(row + first);
+        if (WHOLE ? first < n : whole(first, n)) raw[c] = load16(row + first);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) raw[c] = load_edge(row, first, n, fill);
     }
 }
-template <int CHUNKS>
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void store_row(const uint4 (&raw)[CHUNKS], T* row, int n) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        if (whole(first, n)) store16(row + first, raw[c]);
+        if (WHOLE ? first < n : whole(first, n)) store16(row + first, raw[c]);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) store_edge(row, first, n, raw[c]);
     }
 }
-// Parameters of the columns first.. ; they stay in L1 for the block's next row.
-__device__ __forceinline__ Vector columns(const T* values, int first, int n) {
-    if (first % VEC == 0 && first + VEC <= n) return unpack(*reinterpret_cast<const uint4*>(values + first));
+// Parameters of the columns first.. ; the next rows find them in L1.
+template <bool WHOLE> __device__ __forceinline__ Vector columns(const T* values, int first, int n) {
+    if (WHOLE || (first % VEC == 0 && first + VEC <= n)) return unpack(*reinterpret_cast<const uint4*>(values + first));
     Vector out;
 #pragma unroll
     for (int j = 0; j < VEC; j++) out.v[j] = first + j >= 0 && first + j < n ? float(values[first + j]) : 0.0f;
@@ -212,9 +276,10 @@ __device__ __forceinline__ void stream_row(const T* row, int n, int lane, int wi
 // A row is held by a warp or a block, in CHUNKS vectors a thread: as few as keep the block at THREADS.
 struct Shape { int chunks, threads, rows; };
 inline Shape shape_of(int n) {
-    const int vectors = (n + VEC - 1) / VEC + (n % VEC ? 1 : 0);
-    int chunks = 1;
-    while (chunks < 8 && (vectors + chunks - 1) / chunks > THREADS) chunks *= 2;
+    const bool ragged = n % VEC != 0;  // fewer kernels are built for these: 2 or 4 vectors a thread
+    const int vectors = (n + VEC - 1) / VEC + ragged;
+    int chunks = ragged ? 2 : 1;
+    while (chunks < (ragged ? 4 : 8) && (vectors + chunks - 1) / chunks > (ragged ? 512 : THREADS)) chunks *= 2;
     const int threads = ((vectors + chunks - 1) / chunks + 31) / 32 * 32;
     return {chunks, threads, threads == 32 ? 4 : 1};
 }
@@ -233,54 +298,40 @@ int launch_rows(Kernel kernel, Shape shape, int64_t rows, void* stream, Argument
     return launch(kernel, dim3(blocks), dim3(shape.threads, shape.rows), 0, stream, arguments...);
 }
 
-template <int CHUNKS>
+template <int CHUNKS, bool WHOLE>
 __global__ void __launch_bounds__(512)
 layernorm_rows(const T* x, const T* weight, const T* bias, T* y,
     int64_t rows, int n, float eps) {
-    __shared__ float scratch[2][2][32];
+    __shared__ Moments scratch[2][32];
     start();
     int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const int64_t step = int64_t(gridDim.x) * blockDim.y;
     if (row >= rows) return;
     uint4 raw[CHUNKS], ahead[CHUNKS];
-    load_row(raw, x + row * n, n, 0.0f);
+    load_row<WHOLE>(raw, x + row * n, n, 0.0f);
     for (int turn = 0;; turn ^= 1) {
         const bool more = WAVES > 0 && row + step < rows;
         if (more) {
-            load_row(ahead, x + (row + step) * n, n, 0.0f);
+            load_row<WHOLE>(ahead, x + (row + step) * n, n, 0.0f);
         }
-        const int head = head_of(x + row * n);
-        Vector value[CHUNKS];
-        float total = 0;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            value[c] = unpack(raw[c]);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) total += value[c].v[j];
-        }
-        const float mean = reduce_row<Sum>(total, scratch[turn][1]) / n;
-        total = 0;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
+        const int head = WHOLE ? 0 : head_of(x + row * n);
+        const Moments all = join_row(moments_of(raw, [&](int c, int j) {
             const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-#pragma unroll
-            for (int j = 0; j < VEC; j++) {
-                value[c].v[j] -= mean;
-                if (first + j >= 0 && first + j < n) total += value[c].v[j] * value[c].v[j];
-            }
-        }
-        const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[turn][0]) / n + eps);
+            return WHOLE ? first < n : first + j >= 0 && first + j < n;
+        }), scratch[turn]);
+        const float inverse = rsqrtf(all.square / n + eps);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
             if (first >= n) continue;
-            const Vector scale = columns(weight, first, n);
-            const Vector shift = columns(bias, first, n);
+            Vector value = unpack(raw[c]);
+            const Vector scale = columns<WHOLE>(weight, first, n);
+            const Vector shift = columns<WHOLE>(bias, first, n);
 #pragma unroll
-            for (int j = 0; j < VEC; j++) value[c].v[j] = value[c].v[j] * inverse * scale.v[j] + shift.v[j];
-            raw[c] = pack(value[c]);
+            for (int j = 0; j < VEC; j++) value.v[j] = (value.v[j] - all.mean) * inverse * scale.v[j] + shift.v[j];
+            raw[c] = pack(value);
         }
-        store_row(raw, y + row * n, n);
+        store_row<WHOLE>(raw, y + row * n, n);
         if (!more) return;
         row += step;
 #pragma unroll
@@ -314,7 +365,7 @@ layernorm_streamed(const T* x, const T* weight, const T* bias, T* y, int n, floa
     const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[1]) / n + eps);
     stream_row(from, n, threadIdx.x, blockDim.x, 0.0f, [&](int first, uint4 raw) {
         Vector value = unpack(raw);
-        const Vector scale = columns(weight, first, n), shift = columns(bias, first, n);
+        const Vector scale = columns<false>(weight, first, n), shift = columns<false>(bias, first, n);
 #pragma unroll
         for (int j = 0; j < VEC; j++) value.v[j] = (value.v[j] - mean) * inverse * scale.v[j] + shift.v[j];
         store_any(y + offset, first, n, pack(value));
@@ -330,11 +381,12 @@ extern "C" int layernorm(const T* x, const T* weight, const T* bias, T* y,
     const auto run = [&](auto kernel) {
         return launch_rows(kernel, shape, rows, stream, x, weight, bias, y, rows, int(n), eps);
     };
+    if (n % VEC) return shape.chunks == 2 ? run(layernorm_rows<2, false>) : run(layernorm_rows<4, false>);
     switch (shape.chunks) {
-        case 1: return run(layernorm_rows<1>);
-        case 2: return run(layernorm_rows<2>);
-        case 4: return run(layernorm_rows<4>);
-        default: return run(layernorm_rows<8>);
+        case 1: return run(layernorm_rows<1, true>);
+        case 2: return run(layernorm_rows<2, true>);
+        case 4: return run(layernorm_rows<4, true>);
+        default: return run(layernorm_rows<8, true>);
     }
 }
 """
@@ -353,6 +405,7 @@ def command(dtype, capability):
         "HOPPER": int(capability >= (9, 0)),
         "THREADS": THREADS,
         "WAVES": WAVES,
+        "LOAD": LOAD,
         "UNROLL": UNROLL,
         "STREAM": STREAM,
     }

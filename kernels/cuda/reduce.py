@@ -13,15 +13,17 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "UNROLL": [8, 4, 16],  # loads in flight a thread
+    "UNROLL": [8, 16, 4],  # loads in flight a thread
     "WARP_LIMIT": [16384, 8192, 32768],  # bytes of a row that one warp adds alone
     "BLOCKS": [1056, 528, 2112],  # blocks wanted before a row is split
+    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
     "STREAM": [0],
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }
 UNROLL = TUNABLES["UNROLL"][0]
 WARP_LIMIT = TUNABLES["WARP_LIMIT"][0]
 BLOCKS = TUNABLES["BLOCKS"][0]
+LOAD = TUNABLES["LOAD"][0]
 STREAM = TUNABLES["STREAM"][0]
 PDL = TUNABLES["PDL"][0]
 SOURCE = r"""
@@ -71,10 +73,18 @@ __device__ __forceinline__ uint4 pack(const Vector& in) {
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
-// Data that is read once leaves L1 alone. volatile keeps the loads behind start().
+// volatile keeps the loads behind start().
 __device__ __forceinline__ uint4 load16(const T* at) {
     uint4 raw;
+#if LOAD == 0
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 1
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 2
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(at));
     return raw;
 }
@@ -146,10 +156,11 @@ __device__ __forceinline__ void store_any(T* row, int first, int n, uint4 raw) {
     if (whole(first, n)) store16(row + first, raw);
     else store_edge(row, first, n, raw);
 }
-// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`.
-template <int CHUNKS>
+// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`. WHOLE: rows
+// begin and end on 16-byte boundaries.
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int n, float fill) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
     Vector blank;
 #pragma unroll
     for (int j = 0; j < VEC; j++) blank.v[j] = fill;
@@ -157,33 +168,33 @@ __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         raw[c] = pack(blank);
-        if (whole(first, n)) raw[c] = load16(row + first);
+        if (WHOLE ? first < n : whole(first, n)) raw[c] = load16(row + first);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) raw[c] = load_edge(row, first, n, fill);
     }
 }
-template <int CHUNKS>
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void store_row(const uint4 (&raw)[CHUNKS], T* row, int n) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        if (whole(first, n)) store16(row + first, raw[c]);
+        if (WHOLE ? first < n : whole(first, n)) store16(row + first, raw[c]);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) store_edge(row, first, n, raw[c]);
     }
 }
-// Parameters of the columns first.. ; they stay in L1 for the block's next row.
-__device__ __forceinline__ Vector columns(const T* values, int first, int n) {
-    if (first % VEC == 0 && first + VEC <= n) return unpack(*reinterpret_cast<const uint4*>(values + first));
+// Parameters of the columns first.. ; the next rows find them in L1.
+template <bool WHOLE> __device__ __forceinline__ Vector columns(const T* values, int first, int n) {
+    if (WHOLE || (first % VEC == 0 && first + VEC <= n)) return unpack(*reinterpret_cast<const uint4*>(values + first));
     Vector out;
 #pragma unroll
     for (int j = 0; j < VEC; j++) out.v[j] = first + j >= 0 && first + j < n ? float(values[first + j]) : 0.0f;
@@ -265,6 +276,7 @@ def command(dtype, capability):
         "UNROLL": UNROLL,
         "WARP_LIMIT": WARP_LIMIT,
         "BLOCKS": BLOCKS,
+        "LOAD": LOAD,
         "STREAM": STREAM,
     }
     flags = [compiler, "-O3", "-std=c++17", "-arch=sm_{}{}".format(*capability), "-shared", "-Xcompiler", "-fPIC"]

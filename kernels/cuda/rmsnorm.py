@@ -13,14 +13,16 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "THREADS": [256, 128, 512],  # a block's share of one row, before a thread takes more vectors
+    "THREADS": [256, 128, 512, 64],  # a block's share of one row, before a thread takes more vectors
     "WAVES": [0, 1, 2],  # blocks per resident slot of a persistent grid; 0: one block per row
+    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
     "UNROLL": [4, 2, 8],  # loads in flight for rows too long for registers
-    "STREAM": [0, 1],  # evict-first stores
+    "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }
 THREADS = TUNABLES["THREADS"][0]
 WAVES = TUNABLES["WAVES"][0]
+LOAD = TUNABLES["LOAD"][0]
 UNROLL = TUNABLES["UNROLL"][0]
 STREAM = TUNABLES["STREAM"][0]
 PDL = TUNABLES["PDL"][0]
@@ -71,10 +73,18 @@ __device__ __forceinline__ uint4 pack(const Vector& in) {
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
-// Data that is read once leaves L1 alone. volatile keeps the loads behind start().
+// volatile keeps the loads behind start().
 __device__ __forceinline__ uint4 load16(const T* at) {
     uint4 raw;
+#if LOAD == 0
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 1
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 2
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(at));
     return raw;
 }
@@ -146,10 +156,11 @@ __device__ __forceinline__ void store_any(T* row, int first, int n, uint4 raw) {
     if (whole(first, n)) store16(row + first, raw);
     else store_edge(row, first, n, raw);
 }
-// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`.
-template <int CHUNKS>
+// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`. WHOLE: rows
+// begin and end on 16-byte boundaries.
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int n, float fill) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
     Vector blank;
 #pragma unroll
     for (int j = 0; j < VEC; j++) blank.v[j] = fill;
@@ -157,33 +168,33 @@ __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         raw[c] = pack(blank);
-        if (whole(first, n)) raw[c] = load16(row + first);
+        if (WHOLE ? first < n : whole(first, n)) raw[c] = load16(row + first);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) raw[c] = load_edge(row, first, n, fill);
     }
 }
-template <int CHUNKS>
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void store_row(const uint4 (&raw)[CHUNKS], T* row, int n) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        if (whole(first, n)) store16(row + first, raw[c]);
+        if (WHOLE ? first < n : whole(first, n)) store16(row + first, raw[c]);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) store_edge(row, first, n, raw[c]);
     }
 }
-// Parameters of the columns first.. ; they stay in L1 for the block's next row.
-__device__ __forceinline__ Vector columns(const T* values, int first, int n) {
-    if (first % VEC == 0 && first + VEC <= n) return unpack(*reinterpret_cast<const uint4*>(values + first));
+// Parameters of the columns first.. ; the next rows find them in L1.
+template <bool WHOLE> __device__ __forceinline__ Vector columns(const T* values, int first, int n) {
+    if (WHOLE || (first % VEC == 0 && first + VEC <= n)) return unpack(*reinterpret_cast<const uint4*>(values + first));
     Vector out;
 #pragma unroll
     for (int j = 0; j < VEC; j++) out.v[j] = first + j >= 0 && first + j < n ? float(values[first + j]) : 0.0f;
@@ -212,9 +223,10 @@ __device__ __forceinline__ void stream_row(const T* row, int n, int lane, int wi
 // A row is held by a warp or a block, in CHUNKS vectors a thread: as few as keep the block at THREADS.
 struct Shape { int chunks, threads, rows; };
 inline Shape shape_of(int n) {
-    const int vectors = (n + VEC - 1) / VEC + (n % VEC ? 1 : 0);
-    int chunks = 1;
-    while (chunks < 8 && (vectors + chunks - 1) / chunks > THREADS) chunks *= 2;
+    const bool ragged = n % VEC != 0;  // fewer kernels are built for these: 2 or 4 vectors a thread
+    const int vectors = (n + VEC - 1) / VEC + ragged;
+    int chunks = ragged ? 2 : 1;
+    while (chunks < (ragged ? 4 : 8) && (vectors + chunks - 1) / chunks > (ragged ? 512 : THREADS)) chunks *= 2;
     const int threads = ((vectors + chunks - 1) / chunks + 31) / 32 * 32;
     return {chunks, threads, threads == 32 ? 4 : 1};
 }
@@ -233,42 +245,42 @@ int launch_rows(Kernel kernel, Shape shape, int64_t rows, void* stream, Argument
     return launch(kernel, dim3(blocks), dim3(shape.threads, shape.rows), 0, stream, arguments...);
 }
 
-template <int CHUNKS>
+template <int CHUNKS, bool WHOLE>
 __global__ void __launch_bounds__(512)
 rmsnorm_rows(const T* x, const T* weight, T* y,
     int64_t rows, int n, float eps) {
-    __shared__ float scratch[2][1][32];
+    __shared__ float scratch[2][32];
     start();
     int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const int64_t step = int64_t(gridDim.x) * blockDim.y;
     if (row >= rows) return;
     uint4 raw[CHUNKS], ahead[CHUNKS];
-    load_row(raw, x + row * n, n, 0.0f);
+    load_row<WHOLE>(raw, x + row * n, n, 0.0f);
     for (int turn = 0;; turn ^= 1) {
         const bool more = WAVES > 0 && row + step < rows;
         if (more) {
-            load_row(ahead, x + (row + step) * n, n, 0.0f);
+            load_row<WHOLE>(ahead, x + (row + step) * n, n, 0.0f);
         }
-        const int head = head_of(x + row * n);
-        Vector value[CHUNKS];
+        const int head = WHOLE ? 0 : head_of(x + row * n);
         float total = 0;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
-            value[c] = unpack(raw[c]);
+            const Vector value = unpack(raw[c]);
 #pragma unroll
-            for (int j = 0; j < VEC; j++) total += value[c].v[j] * value[c].v[j];
+            for (int j = 0; j < VEC; j++) total += value.v[j] * value.v[j];
         }
-        const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[turn][0]) / n + eps);
+        const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[turn]) / n + eps);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
             if (first >= n) continue;
-            const Vector scale = columns(weight, first, n);
+            Vector value = unpack(raw[c]);
+            const Vector scale = columns<WHOLE>(weight, first, n);
 #pragma unroll
-            for (int j = 0; j < VEC; j++) value[c].v[j] *= inverse * scale.v[j];
-            raw[c] = pack(value[c]);
+            for (int j = 0; j < VEC; j++) value.v[j] *= inverse * scale.v[j];
+            raw[c] = pack(value);
         }
-        store_row(raw, y + row * n, n);
+        store_row<WHOLE>(raw, y + row * n, n);
         if (!more) return;
         row += step;
 #pragma unroll
@@ -292,7 +304,7 @@ rmsnorm_streamed(const T* x, const T* weight, T* y, int n, float eps) {
     const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[0]) / n + eps);
     stream_row(from, n, threadIdx.x, blockDim.x, 0.0f, [&](int first, uint4 raw) {
         Vector value = unpack(raw);
-        const Vector scale = columns(weight, first, n);
+        const Vector scale = columns<false>(weight, first, n);
 #pragma unroll
         for (int j = 0; j < VEC; j++) value.v[j] *= inverse * scale.v[j];
         store_any(y + offset, first, n, pack(value));
@@ -308,11 +320,12 @@ extern "C" int rmsnorm(const T* x, const T* weight, T* y,
     const auto run = [&](auto kernel) {
         return launch_rows(kernel, shape, rows, stream, x, weight, y, rows, int(n), eps);
     };
+    if (n % VEC) return shape.chunks == 2 ? run(rmsnorm_rows<2, false>) : run(rmsnorm_rows<4, false>);
     switch (shape.chunks) {
-        case 1: return run(rmsnorm_rows<1>);
-        case 2: return run(rmsnorm_rows<2>);
-        case 4: return run(rmsnorm_rows<4>);
-        default: return run(rmsnorm_rows<8>);
+        case 1: return run(rmsnorm_rows<1, true>);
+        case 2: return run(rmsnorm_rows<2, true>);
+        case 4: return run(rmsnorm_rows<4, true>);
+        default: return run(rmsnorm_rows<8, true>);
     }
 }
 """
@@ -331,6 +344,7 @@ def command(dtype, capability):
         "HOPPER": int(capability >= (9, 0)),
         "THREADS": THREADS,
         "WAVES": WAVES,
+        "LOAD": LOAD,
         "UNROLL": UNROLL,
         "STREAM": STREAM,
     }

@@ -13,13 +13,15 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "THREADS": [256, 128, 512],
-    "UNROLL": [2, 4, 1],  # 16-byte loads in flight a thread
-    "STREAM": [0, 1],  # evict-first stores
+    "THREADS": [128, 256, 512],
+    "UNROLL": [1, 2, 4],  # 16-byte loads in flight a thread
+    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
+    "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }
 THREADS = TUNABLES["THREADS"][0]
 UNROLL = TUNABLES["UNROLL"][0]
+LOAD = TUNABLES["LOAD"][0]
 STREAM = TUNABLES["STREAM"][0]
 PDL = TUNABLES["PDL"][0]
 SOURCE = r"""
@@ -69,10 +71,18 @@ __device__ __forceinline__ uint4 pack(const Vector& in) {
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
-// Data that is read once leaves L1 alone. volatile keeps the loads behind start().
+// volatile keeps the loads behind start().
 __device__ __forceinline__ uint4 load16(const T* at) {
     uint4 raw;
+#if LOAD == 0
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 1
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 2
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(at));
     return raw;
 }
@@ -157,6 +167,7 @@ def command(dtype, capability):
         "HOPPER": int(capability >= (9, 0)),
         "THREADS": THREADS,
         "UNROLL": UNROLL,
+        "LOAD": LOAD,
         "STREAM": STREAM,
     }
     flags = [compiler, "-O3", "-std=c++17", "-arch=sm_{}{}".format(*capability), "-shared", "-Xcompiler", "-fPIC"]

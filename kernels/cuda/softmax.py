@@ -13,17 +13,23 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "THREADS": [256, 128, 512],  # a block's share of one row held in registers
+    "THREADS": [256, 128, 512, 64],  # a block's share of one row held in registers
     "WAVES": [0, 1, 2],  # blocks per resident slot of a persistent grid; 0: one block per row
-    "STAGED_THREADS": [1024, 512, 768],  # for rows that wait in shared memory
+    "STAGED_THREADS": [768, 1024, 512],  # for rows that wait in shared memory
+    "STAGED_BLOCKS": [1, 2],  # such blocks a processor; one has two rows there, of two each has one
+    "KEEP": [3, 4, 0],  # vectors a thread keeps in registers between the passes over such a row
     "UNROLL": [4, 2, 8],
-    "STREAM": [0, 1],  # evict-first stores
+    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
+    "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }
 THREADS = TUNABLES["THREADS"][0]
 WAVES = TUNABLES["WAVES"][0]
 STAGED_THREADS = TUNABLES["STAGED_THREADS"][0]
+STAGED_BLOCKS = TUNABLES["STAGED_BLOCKS"][0]
+KEEP = TUNABLES["KEEP"][0]
 UNROLL = TUNABLES["UNROLL"][0]
+LOAD = TUNABLES["LOAD"][0]
 STREAM = TUNABLES["STREAM"][0]
 PDL = TUNABLES["PDL"][0]
 SOURCE = r"""
@@ -73,10 +79,18 @@ __device__ __forceinline__ uint4 pack(const Vector& in) {
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
-// Data that is read once leaves L1 alone. volatile keeps the loads behind start().
+// volatile keeps the loads behind start().
 __device__ __forceinline__ uint4 load16(const T* at) {
     uint4 raw;
+#if LOAD == 0
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 1
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+#elif LOAD == 2
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+    asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(at));
     return raw;
 }
@@ -148,10 +162,11 @@ __device__ __forceinline__ void store_any(T* row, int first, int n, uint4 raw) {
     if (whole(first, n)) store16(row + first, raw);
     else store_edge(row, first, n, raw);
 }
-// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`.
-template <int CHUNKS>
+// This thread's CHUNKS vectors of a row, all in flight together; elements outside the row read as `fill`. WHOLE: rows
+// begin and end on 16-byte boundaries.
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int n, float fill) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
     Vector blank;
 #pragma unroll
     for (int j = 0; j < VEC; j++) blank.v[j] = fill;
@@ -159,33 +174,33 @@ __device__ __forceinline__ void load_row(uint4 (&raw)[CHUNKS], const T* row, int
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         raw[c] = pack(blank);
-        if (whole(first, n)) raw[c] = load16(row + first);
+        if (WHOLE ? first < n : whole(first, n)) raw[c] = load16(row + first);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) raw[c] = load_edge(row, first, n, fill);
     }
 }
-template <int CHUNKS>
+template <bool WHOLE, int CHUNKS>
 __device__ __forceinline__ void store_row(const uint4 (&raw)[CHUNKS], T* row, int n) {
-    const int head = head_of(row);
+    const int head = WHOLE ? 0 : head_of(row);
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        if (whole(first, n)) store16(row + first, raw[c]);
+        if (WHOLE ? first < n : whole(first, n)) store16(row + first, raw[c]);
     }
-    if (head == 0 && n % VEC == 0) return;
+    if (WHOLE || (head == 0 && n % VEC == 0)) return;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
         if (first < n && !whole(first, n)) store_edge(row, first, n, raw[c]);
     }
 }
-// Parameters of the columns first.. ; they stay in L1 for the block's next row.
-__device__ __forceinline__ Vector columns(const T* values, int first, int n) {
-    if (first % VEC == 0 && first + VEC <= n) return unpack(*reinterpret_cast<const uint4*>(values + first));
+// Parameters of the columns first.. ; the next rows find them in L1.
+template <bool WHOLE> __device__ __forceinline__ Vector columns(const T* values, int first, int n) {
+    if (WHOLE || (first % VEC == 0 && first + VEC <= n)) return unpack(*reinterpret_cast<const uint4*>(values + first));
     Vector out;
 #pragma unroll
     for (int j = 0; j < VEC; j++) out.v[j] = first + j >= 0 && first + j < n ? float(values[first + j]) : 0.0f;
@@ -221,9 +236,10 @@ __device__ __forceinline__ float exponential(float x) {
 // A row is held by a warp or a block, in CHUNKS vectors a thread: as few as keep the block at THREADS.
 struct Shape { int chunks, threads, rows; };
 inline Shape shape_of(int n) {
-    const int vectors = (n + VEC - 1) / VEC + (n % VEC ? 1 : 0);
-    int chunks = 1;
-    while (chunks < 8 && (vectors + chunks - 1) / chunks > THREADS) chunks *= 2;
+    const bool ragged = n % VEC != 0;  // fewer kernels are built for these: 2 or 4 vectors a thread
+    const int vectors = (n + VEC - 1) / VEC + ragged;
+    int chunks = ragged ? 2 : 1;
+    while (chunks < (ragged ? 4 : 8) && (vectors + chunks - 1) / chunks > (ragged ? 512 : THREADS)) chunks *= 2;
     const int threads = ((vectors + chunks - 1) / chunks + 31) / 32 * 32;
     return {chunks, threads, threads == 32 ? 4 : 1};
 }
@@ -243,7 +259,7 @@ int launch_rows(Kernel kernel, Shape shape, int64_t rows, void* stream, Argument
 }
 
 // A maximum that starts at -FLT_MAX keeps exp(-inf - maximum) at 0; a row of -inf ends in 0/0 = nan, as in PyTorch.
-template <int CHUNKS>
+template <int CHUNKS, bool WHOLE>
 __global__ void __launch_bounds__(512) softmax_rows(const T* x, T* y, int64_t rows, int n) {
     __shared__ float peaks[32], totals[32];
     start();
@@ -251,10 +267,10 @@ __global__ void __launch_bounds__(512) softmax_rows(const T* x, T* y, int64_t ro
     const int64_t step = int64_t(gridDim.x) * blockDim.y;
     if (row >= rows) return;
     uint4 raw[CHUNKS], ahead[CHUNKS];
-    load_row(raw, x + row * n, n, -INFINITY);
+    load_row<WHOLE>(raw, x + row * n, n, -INFINITY);
     for (;;) {
         const bool more = WAVES > 0 && row + step < rows;
-        if (more) load_row(ahead, x + (row + step) * n, n, -INFINITY);
+        if (more) load_row<WHOLE>(ahead, x + (row + step) * n, n, -INFINITY);
         Vector value[CHUNKS];
         float peak = -FLT_MAX, total = 0;
 #pragma unroll
@@ -276,7 +292,7 @@ __global__ void __launch_bounds__(512) softmax_rows(const T* x, T* y, int64_t ro
             for (int j = 0; j < VEC; j++) value[c].v[j] *= inverse;
             raw[c] = pack(value[c]);
         }
-        store_row(raw, y + row * n, n);
+        store_row<WHOLE>(raw, y + row * n, n);
         if (!more) return;
         row += step;
 #pragma unroll
@@ -309,11 +325,29 @@ __device__ __forceinline__ void fetch_row(const T* row, int n, T* slot, uint64_t
         if (last > end) slot[end + at] = end + at < head + n ? row[end + at - head] : narrow(-INFINITY);
     }
 }
+// Element by element, two at a time for 16-bit types; nan loses, and turns up again in the sum.
+__device__ __forceinline__ uint4 larger(uint4 a, uint4 b) {
+    if constexpr (std::is_same_v<T, float>) {
+        Vector left = unpack(a);
+        const Vector right = unpack(b);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) left.v[j] = fmaxf(left.v[j], right.v[j]);
+        return pack(left);
+    } else {
+        using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+        Two* left = reinterpret_cast<Two*>(&a);
+        const Two* right = reinterpret_cast<const Two*>(&b);
+#pragma unroll
+        for (int i = 0; i < 4; i++) left[i] = __hmax2(left[i], right[i]);
+        return a;
+    }
+}
 __device__ __forceinline__ void await(uint64_t* arrived, unsigned parity) {
     asm volatile("{\n.reg .pred done;\nwaiting:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@done bra ready;\nbra waiting;\nready:\n}" ::"r"(shared_address(arrived)), "r"(parity) : "memory");
 }
-__global__ void __launch_bounds__(1024) softmax_staged(const T* x, T* y, int64_t rows, int n, int slot, int stages) {
+__global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+softmax_staged(const T* x, T* y, int64_t rows, int n, int slot, int stages) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ float peaks[32], totals[32];
     __shared__ uint64_t arrived[2];
@@ -334,23 +368,45 @@ __global__ void __launch_bounds__(1024) softmax_staged(const T* x, T* y, int64_t
         const int head = head_of(x + row * n), vectors = (head + n + VEC - 1) / VEC;
         await(&arrived[stage], parity);
         __syncthreads();  // the ends of the row, stored by threads
-        float peak = -FLT_MAX, total = 0;
-#pragma unroll 4
+        uint4 high = make_uint4(0, 0, 0, 0);
         for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
-            const Vector value = unpack(*reinterpret_cast<const uint4*>(from + v * VEC));
+            const uint4 raw = *reinterpret_cast<const uint4*>(from + v * VEC);
+            high = v < blockDim.x ? raw : larger(high, raw);
+        }
+        float peak = -FLT_MAX, total = 0;
+        if (threadIdx.x < vectors) {
+            const Vector value = unpack(high);
 #pragma unroll
             for (int j = 0; j < VEC; j++) peak = fmaxf(peak, value.v[j]);
         }
         peak = reduce_row<Max>(peak, peaks);
+        // The first KEEP vectors keep their exponentials in registers, the others compute them twice.
+        Vector kept[KEEP ? KEEP : 1];
+#pragma unroll
+        for (int k = 0; k < KEEP; k++) {
+            const int v = k * blockDim.x + threadIdx.x;
+            if (v >= vectors) continue;
+            kept[k] = unpack(*reinterpret_cast<const uint4*>(from + v * VEC));
+#pragma unroll
+            for (int j = 0; j < VEC; j++) total += kept[k].v[j] = exponential(kept[k].v[j] - peak);
+        }
 #pragma unroll 2
-        for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
+        for (int v = KEEP * blockDim.x + threadIdx.x; v < vectors; v += blockDim.x) {
             const Vector value = unpack(*reinterpret_cast<const uint4*>(from + v * VEC));
 #pragma unroll
             for (int j = 0; j < VEC; j++) total += exponential(value.v[j] - peak);
         }
         const float inverse = 1.0f / reduce_row<Sum>(total, totals);
+#pragma unroll
+        for (int k = 0; k < KEEP; k++) {
+            const int v = k * blockDim.x + threadIdx.x;
+            if (v >= vectors) continue;
+#pragma unroll
+            for (int j = 0; j < VEC; j++) kept[k].v[j] *= inverse;
+            store_any(y + row * n, v * VEC - head, n, pack(kept[k]));
+        }
 #pragma unroll 2
-        for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
+        for (int v = KEEP * blockDim.x + threadIdx.x; v < vectors; v += blockDim.x) {
             Vector value = unpack(*reinterpret_cast<const uint4*>(from + v * VEC));
 #pragma unroll
             for (int j = 0; j < VEC; j++) value.v[j] = exponential(value.v[j] - peak) * inverse;
@@ -393,11 +449,12 @@ extern "C" int softmax(const T* x, T* y, int64_t rows, int64_t n, void* stream) 
     const Shape shape = shape_of(n);
     if (fits_registers(n)) {
         const auto run = [&](auto kernel) { return launch_rows(kernel, shape, rows, stream, x, y, rows, int(n)); };
+        if (n % VEC) return shape.chunks == 2 ? run(softmax_rows<2, false>) : run(softmax_rows<4, false>);
         switch (shape.chunks) {
-            case 1: return run(softmax_rows<1>);
-            case 2: return run(softmax_rows<2>);
-            case 4: return run(softmax_rows<4>);
-            default: return run(softmax_rows<8>);
+            case 1: return run(softmax_rows<1, true>);
+            case 2: return run(softmax_rows<2, true>);
+            case 4: return run(softmax_rows<4, true>);
+            default: return run(softmax_rows<8, true>);
         }
     }
 #if HOPPER
@@ -406,14 +463,16 @@ extern "C" int softmax(const T* x, T* y, int64_t rows, int64_t n, void* stream) 
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const int64_t slot = (n + 2 * VEC) / VEC * VEC;  // room for the row at any offset from a 16-byte boundary
-    const int stages = int((limit - 1024) / (slot * int64_t(sizeof(T))));
-    if (stages >= 1) {
-        const int used = stages < 2 ? 1 : 2;
+    const int fit = int((limit - 1024) / (slot * int64_t(sizeof(T))));
+    if (fit >= 1) {
+        const bool shared = STAGED_BLOCKS == 2 && fit >= 2;
+        const int used = fit < 2 || shared ? 1 : 2;
         const size_t bytes = slot * sizeof(T) * used;
-        const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const int failed = cudaFuncSetAttribute(softmax_staged, most, int(bytes));
+        const auto size = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const int failed = cudaFuncSetAttribute(softmax_staged, size, int(bytes));
         if (failed) return failed;
-        const dim3 grid(unsigned(rows < processors ? rows : processors)), block(STAGED_THREADS);
+        const int64_t most = int64_t(processors) * (shared ? 2 : 1);
+        const dim3 grid(unsigned(rows < most ? rows : most)), block(STAGED_THREADS);
         return launch(softmax_staged, grid, block, bytes, stream, x, y, rows, int(n), int(slot), used);
     }
 #endif
@@ -436,7 +495,10 @@ def command(dtype, capability):
         "THREADS": THREADS,
         "WAVES": WAVES,
         "STAGED_THREADS": STAGED_THREADS,
+        "STAGED_BLOCKS": STAGED_BLOCKS,
+        "KEEP": KEEP,
         "UNROLL": UNROLL,
+        "LOAD": LOAD,
         "STREAM": STREAM,
     }
     flags = [compiler, "-O3", "-std=c++17", "-arch=sm_{}{}".format(*capability), "-shared", "-Xcompiler", "-fPIC"]

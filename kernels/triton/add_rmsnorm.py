@@ -10,15 +10,19 @@ TUNABLES = {
     "ROWS_BELOW": [1024, 512, 2048],  # rows shorter than this share a program
     "FUSED_LIMIT": [32768, 16384, 8192],  # longest row kept in registers
     "LONG_BLOCK": [4096, 8192, 2048],
+    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 ELEMENTS_PER_THREAD = TUNABLES["ELEMENTS_PER_THREAD"][0]
 ROWS_BELOW = TUNABLES["ROWS_BELOW"][0]
 FUSED_LIMIT = TUNABLES["FUSED_LIMIT"][0]
 LONG_BLOCK = TUNABLES["LONG_BLOCK"][0]
+STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
-def add_rmsnorm_fused(x, residual, weight, total, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def add_rmsnorm_fused(
+    x, residual, weight, total, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr
+):
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -28,10 +32,10 @@ def add_rmsnorm_fused(x, residual, weight, total, y, rows, n, eps, ROWS: tl.cons
     right = tl.load(residual + first * n + offset, mask, other=0.0).to(tl.float32)
     scale = tl.load(weight + col, col < n, other=0.0).to(tl.float32)
     rounded = (left + right).to(total.dtype.element_ty)
-    tl.store(total + first * n + offset, rounded, mask)
+    tl.store(total + first * n + offset, rounded, mask, cache_modifier=STORE)
     value = rounded.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, 1)[:, None] / n + eps)
-    tl.store(y + first * n + offset, (value * inverse * scale).to(y.dtype.element_ty), mask)
+    tl.store(y + first * n + offset, (value * inverse * scale).to(y.dtype.element_ty), mask, cache_modifier=STORE)
 
 
 @triton.jit
@@ -61,22 +65,24 @@ def add_rmsnorm_long(x, residual, weight, total, y, n, eps, BLOCK: tl.constexpr)
         tl.store(y + start + col, (value * inverse * scale).to(y.dtype.element_ty), mask)
 
 
-def kernel_fn(x, residual, weight, eps=1e-6):
-    """Return (x + residual, rmsnorm(x + residual) * weight) for x and residual of one shape."""
+def kernel_fn(x, residual, weight, eps=1e-6, *, keep_sum=True):
+    """Return (x + residual, rmsnorm(x + residual) * weight); keep_sum False: the norm alone."""
     x, residual, weight = x.contiguous(), residual.contiguous(), weight.contiguous()
     kind = torch.promote_types(x.dtype, residual.dtype)
     total = torch.empty(x.shape, dtype=kind, device=x.device)
     y = torch.empty(x.shape, dtype=torch.promote_types(kind, weight.dtype), device=x.device)
     if x.numel() == 0:
-        return total, y
+        return (total, y) if keep_sum else y
     n = x.shape[-1]
     rows = x.numel() // n
     if n > FUSED_LIMIT:
         add_rmsnorm_long[(rows,)](x, residual, weight, total, y, n, eps, BLOCK=LONG_BLOCK, num_warps=8)
-        return total, y
+        return (total, y) if keep_sum else y
     block = max(16, triton.next_power_of_2(n))
     group = max(1, ROWS_BELOW // block)
     warps = min(32, max(1, group * block // (32 * ELEMENTS_PER_THREAD)))
     grid = (triton.cdiv(rows, group),)
-    add_rmsnorm_fused[grid](x, residual, weight, total, y, rows, n, eps, ROWS=group, BLOCK=block, num_warps=warps)
-    return total, y
+    add_rmsnorm_fused[grid](
+        x, residual, weight, total, y, rows, n, eps, ROWS=group, BLOCK=block, STORE=STORE, num_warps=warps
+    )
+    return (total, y) if keep_sum else y

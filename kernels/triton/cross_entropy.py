@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 DTYPES = ("float32", "float16", "bfloat16")
-TUNABLES = {"BLOCK": [4096, 8192, 2048, 1024], "WARPS": [8, 4, 16]}
+TUNABLES = {"BLOCK": [2048, 4096, 8192, 1024], "WARPS": [4, 8, 16]}
 BLOCK = TUNABLES["BLOCK"][0]
 WARPS = TUNABLES["WARPS"][0]
 IGNORED = -100  # torch.nn.functional.cross_entropy's default ignore_index

@@ -3,17 +3,22 @@
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     # (BLOCK_M, BLOCK_N, warps, stages) for 16-bit inputs with head size up to 128
     "TILE": [(128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (128, 128, 8, 3)],
     "TILE_WIDE": [(64, 64, 8, 2), (64, 32, 4, 2)],  # head size above 128
+    "DESCRIPTORS": [1, 0],  # load through Hopper's copy engine where shapes allow it
+    "DESCRIBED": [(128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 3)],
     "TILE_FLOAT32": [(64, 16, 8, 2), (32, 16, 8, 2)],
 }
 TILE = TUNABLES["TILE"][0]
 TILE_WIDE = TUNABLES["TILE_WIDE"][0]
 TILE_FLOAT32 = TUNABLES["TILE_FLOAT32"][0]
+DESCRIPTORS = TUNABLES["DESCRIPTORS"][0]
+DESCRIBED = TUNABLES["DESCRIBED"][0]
 LOG2_E = 1.4426950408889634
 
 
@@ -100,6 +105,73 @@ def attention_tile(
     tl.store(out_at, (total / norm[:, None]).to(out.dtype.element_ty), mask)
 
 
+@triton.jit
+def attend_described(
+    total, peak, norm, query, k, v, base, start, stop, row, scale,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """As attend_blocks, for descriptors and whole blocks; MASKED: the blocks on the diagonal."""
+    col = tl.arange(0, BLOCK_N)
+    for at in range(start, stop, BLOCK_N):
+        score = tl.dot(query, k.load([base + at, 0]).T) * scale
+        if MASKED:
+            score = tl.where(row[:, None] >= at + col[None, :], score, -float("inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        floor = tl.where(higher == -float("inf"), 0.0, higher)
+        weight = tl.exp2(score - floor[:, None])
+        fade = tl.exp2(peak - floor)
+        norm = norm * fade + tl.sum(weight, 1)
+        value = v.load([base + at, 0])
+        total = tl.dot(weight.to(value.dtype), value, total * fade[:, None])
+        peak = higher
+    return total, peak, norm
+
+
+@triton.jit
+def attention_descriptor(
+    q, k, v, out, heads, group, queries, keys, scale,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """attention_tile for contiguous 16-bit tensors of whole tiles, through Hopper's copy engine."""
+    tile = tl.program_id(0)
+    if CAUSAL:
+        tile = tl.num_programs(0) - 1 - tile
+    pair = tl.program_id(1)
+    base = (pair // heads * (heads // group) + pair % heads // group) * keys
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    query = q.load([pair * queries + tile * BLOCK_M, 0])
+    total = tl.zeros([BLOCK_M, D], tl.float32)
+    peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
+    full = keys
+    if CAUSAL:
+        full = tl.minimum(keys, tile * BLOCK_M)
+    total, peak, norm = attend_described(
+        total, peak, norm, query, k, v, base, 0, full, row, scale, BLOCK_N, False
+    )  # fmt: skip
+    if CAUSAL:
+        stop = tl.minimum(keys, (tile + 1) * BLOCK_M)
+        total, peak, norm = attend_described(
+            total, peak, norm, query, k, v, base, full, stop, row, scale, BLOCK_N, True
+        )  # fmt: skip
+    out.store([pair * queries + tile * BLOCK_M, 0], (total / norm[:, None]).to(out.dtype))
+
+
+def described(Q, K, V, out):
+    """Q, K, V and out as matrices of rows for descriptors, or None where the device or the tensors rule it out."""
+    dim, tensors = Q.shape[3], (Q, K, V, out)
+    if not DESCRIPTORS or Q.element_size() != 2 or dim not in (64, 128):
+        return None
+    if Q.shape[2] % DESCRIBED[0] or K.shape[2] % max(DESCRIBED[:2]) or DESCRIBED[0] % DESCRIBED[1]:
+        return None
+    if not all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors):
+        return None
+    if torch.cuda.get_device_capability(Q.device) < (9, 0) or any(t.numel() // dim >= 2**31 for t in tensors):
+        return None
+    blocks = (DESCRIBED[0], DESCRIBED[1], DESCRIBED[1], DESCRIBED[0])
+    return [TensorDescriptor.from_tensor(t.view(-1, dim), [b, dim]) for t, b in zip(tensors, blocks, strict=True)]
+
+
 def kernel_fn(Q, K, V, causal=True, sm_scale=None):
     """Attention of Q [B, H, S, D] over K, V [B, H or fewer, T, D]; causal counts positions from the first key."""
     batches, heads, queries, dim = Q.shape
@@ -108,6 +180,13 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None):
     if out.numel() == 0:
         return out
     scale = (dim**-0.5 if sm_scale is None else sm_scale) * LOG2_E
+    if tensors := described(Q, K, V, out):
+        block_m, block_n, warps, stages = DESCRIBED
+        attention_descriptor[(queries // block_m, batches * heads)](
+            *tensors, heads, heads // K.shape[1], queries, keys, scale,
+            BLOCK_M=block_m, BLOCK_N=block_n, D=dim, CAUSAL=causal, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        return out
     width = max(16, triton.next_power_of_2(dim))
     tile = TILE_FLOAT32 if Q.dtype == torch.float32 else TILE if width <= 128 else TILE_WIDE
     block_m, block_n, warps, stages = tile

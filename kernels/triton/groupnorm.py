@@ -9,10 +9,12 @@ TUNABLES = {
     "ELEMENTS_PER_THREAD": [32, 16, 64],
     "FUSED_LIMIT": [32768, 16384],  # largest group kept in registers
     "LONG_BLOCK": [4096, 8192, 2048],
+    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 ELEMENTS_PER_THREAD = TUNABLES["ELEMENTS_PER_THREAD"][0]
 FUSED_LIMIT = TUNABLES["FUSED_LIMIT"][0]
 LONG_BLOCK = TUNABLES["LONG_BLOCK"][0]
+STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
@@ -28,7 +30,7 @@ def finish(centred, inverse, weight, bias, channel, mask, SILU: tl.constexpr):
 @triton.jit
 def groupnorm_fused(
     x, weight, bias, y, channels, space, groups, eps,
-    SILU: tl.constexpr, CHANNELS: tl.constexpr, SPACE: tl.constexpr,
+    SILU: tl.constexpr, CHANNELS: tl.constexpr, SPACE: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     """Program p normalises group p % groups of image p // groups: `channels` rows of `space` elements."""
     size = channels * space
@@ -42,7 +44,7 @@ def groupnorm_fused(
     inverse = tl.rsqrt(tl.sum(tl.sum(centred * centred, 1), 0) / size + eps)
     channel = tl.program_id(0) % groups * channels + row
     result = finish(centred, inverse, weight, bias, channel, row < channels, SILU)
-    tl.store(y + start + row * space + col, result.to(y.dtype.element_ty), mask)
+    tl.store(y + start + row * space + col, result.to(y.dtype.element_ty), mask, cache_modifier=STORE)
 
 
 @triton.jit
@@ -68,7 +70,7 @@ def groupnorm_long(x, weight, bias, y, size, space, groups, eps, SILU: tl.conste
         tl.store(y + start + at, result.to(y.dtype.element_ty), mask)
 
 
-def kernel_fn(x, weight, bias, groups, eps=1e-5, silu=False):
+def kernel_fn(x, weight, bias, groups=32, eps=1e-5, *, silu=False):
     """GroupNorm of x [N, C, ...] in `groups` groups of channels, followed by SiLU when `silu`."""
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y = torch.empty_like(x)
@@ -85,6 +87,6 @@ def kernel_fn(x, weight, bias, groups, eps=1e-5, silu=False):
         return y
     warps = min(32, max(1, rows * width // (32 * ELEMENTS_PER_THREAD)))
     groupnorm_fused[grid](
-        *tensors, channels, space, groups, eps, SILU=silu, CHANNELS=rows, SPACE=width, num_warps=warps
+        *tensors, channels, space, groups, eps, SILU=silu, CHANNELS=rows, SPACE=width, STORE=STORE, num_warps=warps
     )
     return y

@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
@@ -17,11 +18,13 @@ TUNABLES = {
     ],
     "TILE_FLOAT32": [(64, 128, 16, 8, 3), (128, 128, 16, 8, 3), (64, 64, 16, 4, 3)],
     "GROUP": [8, 4, 16],
+    "DESCRIPTORS": [1, 0],  # load through Hopper's copy engine where strides allow it
 }
 TILE = TUNABLES["TILE"][0]
 TILE_FLOAT32 = TUNABLES["TILE_FLOAT32"][0]
 SMALL_TILE = (64, 64, 64, 4, 4)  # when the large tile leaves most of the device idle
 GROUP = TUNABLES["GROUP"][0]
+DESCRIPTORS = TUNABLES["DESCRIPTORS"][0]
 
 
 @triton.jit
@@ -58,6 +61,26 @@ def matmul_tile(
     tl.store(c_at, total.to(c.dtype.element_ty), (row < m)[:, None] & (col < n)[None, :])
 
 
+@triton.jit
+def matmul_descriptor(
+    a, b, c, m, n, k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, BY_ROWS: tl.constexpr,
+):  # fmt: skip
+    """The same through tensor descriptors (Hopper's copy engine); BY_ROWS: b is stored as [n, k]."""
+    pid = tl.program_id(0)
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    first = pid // (GROUP * tiles_n) * GROUP
+    height = tl.minimum(tiles_m - first, GROUP)
+    row = (first + pid % (GROUP * tiles_n) % height) * BLOCK_M
+    col = pid % (GROUP * tiles_n) // height * BLOCK_N
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, k, BLOCK_K):
+        left = a.load([row, start])
+        right = b.load([col, start]).T if BY_ROWS else b.load([start, col])
+        total = tl.dot(left, right, total)
+    c.store([row, col], total.to(c.dtype))
+
+
 def tile_for(a, m, n, batches):
     if a.dtype == torch.float32:
         return TILE_FLOAT32
@@ -74,6 +97,32 @@ def batched(a, b):
     return (a.unsqueeze(0), b.unsqueeze(0)) if a.dim() == 2 else (a.flatten(0, -3), b.flatten(0, -3))
 
 
+def describable(x):
+    """Whether a descriptor can walk the matrix x: 16-bit, rows contiguous, everything on 16-byte boundaries."""
+    return x.element_size() == 2 and x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+
+
+def multiply_described(a, b, c):
+    """c = a @ b through descriptors when the device and the operands allow it; says whether it did."""
+    by_rows = b.stride(0) == 1
+    stored = b.T if by_rows else b
+    if not (DESCRIPTORS and all(describable(x) for x in (a, stored, c))):
+        return False
+    if torch.cuda.get_device_capability(a.device) < (9, 0):
+        return False
+    (m, k), n = a.shape, b.shape[1]
+    block_m, block_n, block_k, warps, stages = tile_for(a, m, n, 1)
+    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
+    matmul_descriptor[grid](
+        TensorDescriptor.from_tensor(a, [block_m, block_k]),
+        TensorDescriptor.from_tensor(stored, [block_n, block_k] if by_rows else [block_k, block_n]),
+        TensorDescriptor.from_tensor(c, [block_m, block_n]),
+        m, n, k, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP, BY_ROWS=by_rows,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return True
+
+
 def kernel_fn(A, B):
     """A @ B with torch.matmul's shapes: 2-D, 1-D and broadcast batches."""
     a = A.unsqueeze(0) if A.dim() == 1 else A
@@ -86,6 +135,8 @@ def kernel_fn(A, B):
     c = torch.empty(shape, dtype=A.dtype, device=A.device)
     if c.numel() == 0 or k == 0:
         return c.zero_()
+    if batches == 1 and multiply_described(left[0], right[0], c.view(m, n)):
+        return c
     block_m, block_n, block_k, warps, stages = tile_for(a, m, n, batches)
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n), batches)
     matmul_tile[grid](

@@ -7,7 +7,7 @@ import triton.language as tl
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     "BLOCK": [4096, 2048, 1024, 8192],
-    "WARPS": [4, 2, 8],
+    "WARPS": [8, 4, 2],
     "TILE": [4096, 2048, 8192],  # elements a program handles when rows are short
     "PROGRAMS": [1056, 528, 2112],  # programs wanted before a row is split
 }

@@ -41,6 +41,11 @@ def rotate(x, turns):
     return y
 
 
-def kernel_fn(x, freqs_cis):
-    """Rotate x [B, S, H, D] by the unit complex numbers freqs_cis [S, D/2]."""
-    return rotate(x, torch.view_as_real(freqs_cis).contiguous())
+def table(rotations):
+    """Complex64 [S, D/2] (or float32 [S, D/2, 2], with or without dimensions of one) as contiguous float32."""
+    return (torch.view_as_real(rotations) if rotations.is_complex() else rotations).contiguous()
+
+
+def kernel_fn(x, rotations):
+    """Rotate the interleaved pairs of x [B, S, H, D] by complex64 rotations [S, D/2]; contiguous, in x's dtype."""
+    return rotate(x, table(rotations))
