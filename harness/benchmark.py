@@ -1,318 +1,145 @@
-"""The benchmark: incumbent and candidate interleaved A B B A in fresh processes, on contents rewritten before each run.
+"""The benchmark's decision: what must be beaten, how noisy this machine is, and whether a candidate is a keep.
 
-Every timed call sees values that nobody has seen before, and what it returned is read back and compared, so a cache,
-a skipped tail or work left to a thread shows as a wrong output. The clock is the judge's own, around the round trip;
-a GPU worker's claim of device time must agree with it. Not protected against: a machine whose own speed changes
-within one quad (the noise between processes of the incumbent raises the bar instead).
+The incumbent is the kept kernel, or the faster of eager and torch.compile measured in processes of ours. A keep needs
+three process pairs, the lower bound above the bar, every pair ahead, no case behind, and the challenge chain.
 """
 
-import hashlib
 import math
-import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
 import torch
 
-from harness.arena import Arena
 from harness.errors import MachineError
-from harness.intervals import Interval, bar, clustered_interval, geometric_mean, process_noise, quad_log_ratio
-from harness.oracle import Oracle, Question
+from harness.intervals import Interval, bar, clustered_interval, geometric_mean, process_noise
+from harness.lanes import CANDIDATE, Lane, Pair, Racer, challenge, fresh_run, per_call, race
+from harness.oracle import Oracle
 from harness.problem import Case
 from harness.records import Blame, JudgeRequest, Status, Timing
-from harness.stages import (
-    ARENA_SLACK,
-    COMPILE_TIMEOUT_S,
-    LOAD_TIMEOUT_S,
-    PREPARE_TIMEOUT_S,
-    Refusal,
-    candidate_failures,
-    check_report,
-    constants_of,
-    input_bytes,
-    output_bytes,
-    verify,
-)
-from harness.truth import Leaves
-from harness.workshop import (
-    Execution,
-    KernelRaised,
-    PreparedCall,
-    Sample,
-    Worker,
-    WorkerDied,
-    WorkerOutOfMemory,
-    WorkerTimeout,
-    Workshop,
-)
+from harness.stages import ARENA_SLACK, Refusal, candidate_failures, input_bytes, output_bytes
+from harness.workshop import Execution, KernelRaised, WorkerDied, WorkerOutOfMemory, WorkerTimeout, Workshop
 
 PROCESS_PAIRS = 3
 QUADS = {"cpu": 8, "cuda": 12}
 BASELINE_QUADS = {"cpu": 6, "cuda": 6}
-MAX_NOISE = 0.5
+MAX_NOISE = 1.0
 """A/A noise above this says that the machine cannot time anything: "unreliable", never an endless wait."""
 RUN_SECONDS = {"cpu": 8e-3, "cuda": 5e-4}
 """One timed run holds about this much work, so that the round trip (0.1 ms) weighs little."""
 MIN_SETS, MAX_SETS = 4, 64
+NOISE_LASTS_S = 300.0
+HEADROOM = {"cpu": 1.3, "cuda": 1.05}
+"""A first process this far below the bar ends the benchmark: the others could not make up for it."""
+SET_GAP = 1 << 18
 MAX_SET_BYTES = {"cpu": 1 << 27, "cuda": 1 << 32}
-CHALLENGE_LINKS = 4
 REJUDGE_ABOVE = 3.0
 FLOOR_SHARE = 0.8
-CLOCK_AGREEMENT = 0.6
-"""At least this share of the device time that a candidate claims to save must show on the judge's own clock."""
 PEAK_BYTES_PER_S = {"H200": 4.8e12, "H100": 3.35e12, "B200": 8.0e12, "A100": 2.04e12, "L40S": 0.864e12, "4090": 1.01e12}
 """Specified memory bandwidth by device name (vendors' data sheets); an unknown device has no floor."""
 PEAK_FLOPS = {("H200", 2): 989e12, ("H100", 2): 989e12, ("A100", 2): 312e12, ("H200", 4): 495e12, ("H100", 4): 495e12}
 """Specified dense FLOP/s by device and bytes per element (TF32 for float32: no honest kernel is faster)."""
 
 
-CANDIDATE = "candidate"
+@dataclass
+class CaseBaseline:
+    """What a candidate has to beat at one bench case, and how much identical processes differ there."""
+
+    case: Case
+    sets: int
+    incumbent: Racer
+    eager_seconds: float
+    eager_over_incumbent: float
+    noise: float = 0.0
+    measured_at: float = 0.0
 
 
-@dataclass(frozen=True)
-class Racer:
-    """A kernel to be timed: its text, how it is called, and whether it is ours."""
+class Baselines:
+    """The incumbent's processes of one target, kept open for all its candidates, and what they measured."""
 
-    name: str
-    source: str
-    entry: str
-    execution: Execution
-    trusted: bool
-
-
-class Lane:
-    """One process of one racer with its own arena, ready to run one bench case over `sets` input sets."""
-
-    def __init__(self, workshop: Workshop, oracle: Oracle, racer: Racer, case: Case, sets: int) -> None:
-        self.racer = racer
-        self._oracle, self._case, self._device = oracle, case, workshop.device
-        room = sets * (input_bytes(case) + (1 << 18)) + 2 * output_bytes(oracle, case) + ARENA_SLACK
-        self._arena = Arena(workshop.device, room)
-        self._worker: Worker | None = None
+    def __init__(self, workshop: Workshop, oracle: Oracle, incumbent: str | None) -> None:
+        self._workshop, self._oracle = workshop, oracle
+        self._nbytes = lane_bytes(oracle, workshop.device)
+        self._lanes: dict[str, list[Lane]] = {}
+        self._eager, compiled = reference_racers(oracle)
+        self._rival = kernel_racer("kept", incumbent, workshop.device) if incumbent is not None else compiled
+        self.cases: list[CaseBaseline] = []
         try:
-            self._worker = workshop.open(
-                racer.source, self._arena, entry=racer.entry, execution=racer.execution, trusted=racer.trusted
-            )
-            self._worker.load(LOAD_TIMEOUT_S[self._device])
-            self._lay_out(sets)
+            self._must_run = incumbent is not None
+            self.cases = [self._measured(case) for case in oracle.problem.bench]
+            self._end_losers()
+            for baseline in self.cases:
+                self.refresh_noise(baseline)
         except BaseException:
             self.close()
             raise
 
-    def _lay_out(self, sets: int) -> None:
-        oracle, case = self._oracle, self._case
-        self._base = [oracle.draw(case) for _ in range(min(sets, MIN_SETS))]
-        self._slots = [
-            tuple(self._arena.place(value) for value in self._base[index % len(self._base)]) for index in range(sets)
-        ]
-        own = oracle.original(self._base[0], case.constants)
-        self._outputs = [self._arena.reserve(leaf.shape, leaf.dtype) for leaf in own]
-        self.rewrite()
-        keywords, positional = constants_of(oracle.problem, case)
-        calls = [PreparedCall(slots, keywords, positional, len(own)) for slots in self._slots]
-        compiling = self.racer.execution is Execution.COMPILE
-        limit = COMPILE_TIMEOUT_S if compiling else PREPARE_TIMEOUT_S[self._device]
-        self.graphed = self.worker.prepare(calls, limit).graphed
+    def lane(self, racer: Racer, index: int) -> Lane:
+        """Process number `index` of a racer, opened when it is first wanted."""
+        lanes = self._lanes.setdefault(racer.name, [])
+        while len(lanes) <= index:
+            lanes.append(Lane(self._workshop, self._oracle, racer, self._nbytes))
+        return lanes[index]
 
-    @property
-    def worker(self) -> Worker:
-        """The worker behind this lane."""
-        assert self._worker is not None
-        return self._worker
-
-    @property
-    def sets(self) -> int:
-        """How many calls one run makes."""
-        return len(self._slots)
-
-    def rewrite(self, key: int | None = None) -> None:
-        """New contents in every input slot: values scaled and rotated by secret amounts (or by `key`)."""
-        generator = torch.Generator().manual_seed(secrets.randbits(62) if key is None else key)
-        for index, slots in enumerate(self._slots):
-            shift = int(torch.randint(len(self._base), (1,), generator=generator))
-            for slot, value in zip(slots, self._base[(index + shift) % len(self._base)], strict=True):
-                _refill(self._arena.tensor(slot), value, generator)
-
-    def run(self) -> Sample:
-        """One timed run of all sets on the contents that are there."""
-        cuda = self._device == "cuda"
-        if cuda:
-            torch.cuda.synchronize()
-        limit = PREPARE_TIMEOUT_S[self._device]
-        if self.racer.name == CANDIDATE:
-            return self.worker.time(1, limit, flush=cuda)
+    def incumbent(self, baseline: CaseBaseline, index: int) -> Lane:
+        """The incumbent's process for pair `index`, ready for this case."""
         try:
-            return self.worker.time(1, limit, flush=cuda)
+            lane = self.lane(baseline.incumbent, index % PROCESS_PAIRS)
+            lane.take(baseline.case, baseline.sets)
         except (KernelRaised, WorkerDied, WorkerTimeout, WorkerOutOfMemory) as error:
-            raise MachineError(f"the process of the incumbent ({self.racer.name}) failed: {error}") from error
+            said = f"the process of the incumbent ({baseline.incumbent.name}) failed: {error}"
+            raise MachineError(said) from error
+        return lane
 
-    def collect(self, index: int) -> tuple[Leaves, Question]:
-        """What call `index` of the last run returned, and the question it had to answer."""
-        for slot in self._outputs:
-            self._arena.poison(slot)
-        report = self.worker.collect(index, self._outputs)
-        inputs = tuple(self._arena.tensor(slot) for slot in self._slots[index])
-        question = Question(self._case, inputs, self._oracle.expect(self._case, inputs))
-        check_report(report, question, exact_strides=self._oracle.problem.exact_strides)
-        return tuple(self._arena.tensor(slot) for slot in self._outputs), question
-
-    def output_key(self) -> int:
-        """An integer digest of the output bits that were read last."""
-        digest = hashlib.blake2b(b"".join(self._arena.digest(slot) for slot in self._outputs), digest_size=7)
-        return int.from_bytes(digest.digest(), "little")
+    def refresh_noise(self, baseline: CaseBaseline) -> None:
+        """A/A noise between the incumbent's processes, measured again when the last figure is old or was bad."""
+        age = time.monotonic() - baseline.measured_at
+        if baseline.measured_at and age < NOISE_LASTS_S and baseline.noise < MAX_NOISE / 4:
+            return
+        quads = BASELINE_QUADS[self._workshop.device]
+        lanes = [self.incumbent(baseline, index) for index in range(PROCESS_PAIRS)]
+        baseline.noise = process_noise([race(a, b, quads, examined=False).centre for a, b in pairwise(lanes)])
+        baseline.measured_at = time.monotonic()
 
     def close(self) -> None:
-        """Kill the process, give the memory back."""
-        if self._worker is not None:
-            self._worker.close()
-        self._arena.close()
+        """End all processes."""
+        for lanes in self._lanes.values():
+            for lane in lanes:
+                lane.close()
+        self._lanes.clear()
 
+    def _measured(self, case: Case) -> CaseBaseline:
+        eager = self.lane(self._eager, 0)
+        sets = _set_count(eager, case)
+        eager.take(case, sets)
+        quads = BASELINE_QUADS[self._workshop.device]
+        rival = self._ready_rival(case, sets)
+        pair = race(eager, rival or eager, quads, examined=False)
+        if rival is None or not (self._must_run or pair.centre > 0):
+            return CaseBaseline(case, sets, self._eager, pair.a_seconds, 1.0)
+        return CaseBaseline(case, sets, self._rival, pair.a_seconds, math.exp(pair.centre))
 
-def _refill(target: torch.Tensor, value: torch.Tensor, generator: torch.Generator) -> None:
-    """Write `value` into `target`, rotated along its longest leading dim, and scaled where it is floating."""
-    scale = 0.75 + 0.25 * float(torch.rand((), generator=generator)) if value.is_floating_point() else None
-    for axis in range(target.dim()):
-        if target.stride(axis) == 0 and target.shape[axis] > 1:
-            target, value = target.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
-    leading = list(range(max(1, target.dim() - 1))) if target.dim() else []
-    axis = max(leading, key=lambda dim: target.shape[dim], default=-1)
-    size = target.shape[axis] if leading else 0
-    if size < 2:
-        _write(target, value, scale)
-        return
-    shift = int(torch.randint(1, size, (1,), generator=generator))
-    _write(target.narrow(axis, 0, shift), value.narrow(axis, size - shift, shift), scale)
-    _write(target.narrow(axis, shift, size - shift), value.narrow(axis, 0, size - shift), scale)
+    def _ready_rival(self, case: Case, sets: int) -> Lane | None:
+        """None where torch.compile cannot handle the reference; a kept kernel must still run."""
+        try:
+            rival = self.lane(self._rival, 0)
+            rival.take(case, sets)
+        except (KernelRaised, WorkerDied, WorkerTimeout, WorkerOutOfMemory) as error:
+            for lane in self._lanes.pop(self._rival.name, []):
+                lane.close()
+            if self._must_run:
+                said = f"the kept kernel no longer runs: {error}"
+                raise Refusal(Status.ENVIRONMENT, said, "incumbent", Blame.ENVIRONMENT) from error
+            return None
+        return rival
 
-
-def _write(target: torch.Tensor, value: torch.Tensor, scale: float | None) -> None:
-    if scale is None:
-        target.copy_(value)
-    else:
-        torch.mul(value, scale, out=target)
-
-
-# ---------------------------------------------------------------------------------------------- pairs of processes
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The quads of one pair of processes: ln(A/B) of each, and the median seconds per call of both."""
-
-    log_ratios: tuple[float, ...]
-    a_seconds: float
-    b_seconds: float
-
-    @property
-    def centre(self) -> float:
-        """The median log-ratio."""
-        return median(self.log_ratios)
-
-
-def race(a: Lane, b: Lane, quads: int, *, examined: bool) -> Pair:
-    """Interleave A B B A; `examined` reads back and compares secretly chosen outputs of B."""
-    with _quiet_threads():
-        return _race(a, b, quads, examined=examined)
-
-
-@contextmanager
-def _quiet_threads() -> Iterator[None]:
-    """One thread for the judge's own tensors: idle OpenMP threads spin for milliseconds and would disturb the runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _race(a: Lane, b: Lane, quads: int, *, examined: bool) -> Pair:
-    chosen = {quads - 1, secrets.randbelow(quads), secrets.randbelow(quads)} if examined else set()
-    ratios: list[float] = []
-    samples: tuple[list[Sample], list[Sample]] = ([], [])
-    for quad in range(quads):
-        first_a, first_b = _fresh_run(a), _fresh_run(b)
-        second_b = _fresh_run(b)
-        if quad in chosen:
-            _examine(b, secrets.choice((b.sets - 1, secrets.randbelow(b.sets))))
-        second_a = _fresh_run(a)
-        samples[0].extend((first_a, second_a))
-        samples[1].extend((first_b, second_b))
-        by_device = all(sample.device_seconds for sample in (first_a, first_b, second_b, second_a))
-        ratios.append(quad_log_ratio(*(_seconds(s, by_device) for s in (first_a, first_b, second_b, second_a))))
-    if examined:
-        _clocks_agree(*samples)
-    per_a, per_b = (_per_call(lane, part) for lane, part in zip((a, b), samples, strict=True))
-    return Pair(tuple(ratios), per_a, per_b)
-
-
-def _fresh_run(lane: Lane) -> Sample:
-    lane.rewrite()
-    return lane.run()
-
-
-def _seconds(sample: Sample, by_device: object) -> float:
-    return sample.device_seconds if by_device and sample.device_seconds else sample.seconds
-
-
-def _per_call(lane: Lane, samples: Sequence[Sample]) -> float:
-    return median(_seconds(sample, sample.device_seconds) for sample in samples) / lane.sets
-
-
-def _examine(lane: Lane, index: int) -> None:
-    with candidate_failures("in the timed runs"):
-        outputs, question = lane.collect(index)
-    verify(outputs, question, "timed_outputs", Status.CHEAT)
-
-
-def _clocks_agree(a: Sequence[Sample], b: Sequence[Sample]) -> None:
-    """Device time is the worker's claim: what it says to save must show on the judge's own clock."""
-    claims = [[s.device_seconds for s in part if s.device_seconds] for part in (a, b)]
-    if not all(claims):
-        return
-    claimed = median(claims[0]) - median(claims[1])
-    seen = median(s.seconds for s in a) - median(s.seconds for s in b)
-    if claimed > 5e-5 and seen < CLOCK_AGREEMENT * claimed - 3e-5:
-        said = f"claims to save {claimed * 1e6:.0f} µs of device time a run, the judge's clock sees {seen * 1e6:.0f} µs"
-        raise Refusal(Status.CHEAT, said, "clock")
-
-
-def challenge(lane: Lane) -> None:
-    """Each link's inputs follow from the bits of the output before; each output is checked for its own inputs."""
-    key = secrets.randbits(56)
-    for _ in range(CHALLENGE_LINKS):
-        lane.rewrite(key)
-        with candidate_failures("in the challenge chain"):
-            lane.run()
-            outputs, question = lane.collect(secrets.randbelow(lane.sets))
-        verify(outputs, question, "challenge_chain", Status.CHEAT)
-        key ^= lane.output_key()
-
-
-# ---------------------------------------------------------------------------------------------- the baseline
-
-
-@dataclass
-class Baseline:
-    """What a candidate has to beat at one bench case: the incumbent's processes, kept open and reused."""
-
-    case: Case
-    eager: Racer
-    incumbent: Racer
-    sets: int
-    eager_seconds: float
-    eager_over_incumbent: float
-    noise: float
-    lanes: list[Lane] = field(default_factory=list)
-
-    def close(self) -> None:
-        """End all incumbent processes."""
-        for lane in self.lanes:
-            lane.close()
-        self.lanes.clear()
+    def _end_losers(self) -> None:
+        wanted = {baseline.incumbent.name for baseline in self.cases}
+        for name in set(self._lanes) - wanted:
+            for lane in self._lanes.pop(name):
+                lane.close()
 
 
 def reference_racers(oracle: Oracle) -> tuple[Racer, Racer]:
@@ -330,58 +157,25 @@ def kernel_racer(name: str, source: str, device: str) -> Racer:
     return Racer(name, source, "kernel_fn", execution, trusted=False)
 
 
-def measure_baseline(workshop: Workshop, oracle: Oracle, case: Case, incumbent: str | None) -> Baseline:
-    """Find the incumbent (the given source, or the faster of eager and compile) and its noise between processes."""
-    eager, compiled = reference_racers(oracle)
-    sets = _set_count(workshop, oracle, case, eager)
-    quads = BASELINE_QUADS[workshop.device]
-    rival = kernel_racer("kept", incumbent, workshop.device) if incumbent is not None else compiled
-    with ExitStack() as stack:
-        plain = Lane(workshop, oracle, eager, case, sets)
-        stack.callback(plain.close)
-        other = _try_lane(workshop, oracle, rival, case, sets)
-        if other is None:
-            pair, winner = race(plain, plain, quads, examined=False), plain
-        else:
-            stack.callback(other.close)
-            pair = race(plain, other, quads, examined=False)
-            winner = other if incumbent is not None or pair.centre > 0 else plain
-        lanes = [winner]
-        for _ in range(PROCESS_PAIRS - 1):
-            lanes.append(Lane(workshop, oracle, winner.racer, case, sets))
-            stack.callback(lanes[-1].close)
-        noise = process_noise([race(a, b, quads, examined=False).centre for a, b in pairwise(lanes)])
-        ratio = math.exp(pair.centre) if winner is not plain else 1.0
-        if winner is not plain:
-            plain.close()
-        elif other is not None:
-            other.close()
-        stack.pop_all()
-    return Baseline(case, eager, winner.racer, sets, pair.a_seconds, ratio, noise, lanes)
+def lane_bytes(oracle: Oracle, device: str) -> int:
+    """Room for the input sets of the largest bench case and two sets of outputs."""
+    sizes = [(input_bytes(case), output_bytes(oracle, case)) for case in oracle.problem.bench]
+    return (
+        max(
+            min(MAX_SETS * (inputs + SET_GAP), max(MAX_SET_BYTES[device], 2 * inputs) + MAX_SETS * SET_GAP)
+            + 2 * outputs
+            for inputs, outputs in sizes
+        )
+        + ARENA_SLACK
+    )
 
 
-def _try_lane(workshop: Workshop, oracle: Oracle, racer: Racer, case: Case, sets: int) -> Lane | None:
-    """None where torch.compile cannot handle the reference; a kept kernel must still run."""
-    try:
-        return Lane(workshop, oracle, racer, case, sets)
-    except (KernelRaised, WorkerDied, WorkerTimeout) as error:
-        if racer.name == "kept":
-            raise Refusal(
-                Status.ENVIRONMENT, f"the kept kernel no longer runs: {error}", "incumbent", Blame.ENVIRONMENT
-            ) from error
-        return None
-
-
-def _set_count(workshop: Workshop, oracle: Oracle, case: Case, eager: Racer) -> int:
+def _set_count(eager: Lane, case: Case) -> int:
     """Enough calls for RUN_SECONDS of work, within memory."""
-    device = workshop.device
+    device = eager.device
     fitting = max(2, MAX_SET_BYTES[device] // max(1, input_bytes(case)))
-    probe = Lane(workshop, oracle, eager, case, 2)
-    try:
-        probe.run()
-        seconds = min(_per_call(probe, [_fresh_run(probe)]) for _ in range(3))
-    finally:
-        probe.close()
+    eager.take(case, 2)
+    seconds = min(per_call(eager, [fresh_run(eager)]) for _ in range(4))
     wanted = math.ceil(RUN_SECONDS[device] / max(seconds, 1e-7))
     return min(max(wanted, MIN_SETS), MAX_SETS, fitting)
 
@@ -402,56 +196,76 @@ class Outcome:
 class CaseResult:
     """One bench case of one candidate."""
 
-    baseline: Baseline
+    baseline: CaseBaseline
     interval: Interval
     pairs: tuple[Pair, ...]
-    peak_memory_mb: float | None
 
 
-def run_benchmark(workshop: Workshop, oracle: Oracle, baselines: Sequence[Baseline], request: JudgeRequest) -> Outcome:
-    """Race the candidate against every baseline; raises Refusal where a timed output or a clock is wrong."""
-    noisy = [baseline for baseline in baselines if baseline.noise > MAX_NOISE]
-    if noisy:
-        raise Refusal(
-            Status.ENVIRONMENT,
-            f"unreliable: identical processes differ by {noisy[0].noise:.0%} on {noisy[0].case.name}",
-            "unreliable",
-            Blame.ENVIRONMENT,
-        )
-    candidate = kernel_racer(CANDIDATE, request.source, workshop.device)
-    results = [_race_case(workshop, oracle, baseline, candidate, request) for baseline in baselines]
-    return _decide(results, request, oracle)
+@dataclass
+class _Races:
+    """All pairs of one candidate so far, by bench case."""
+
+    pairs: list[list[Pair]]
+    peak_memory_mb: float | None = None
 
 
-def _race_case(
-    workshop: Workshop, oracle: Oracle, baseline: Baseline, candidate: Racer, request: JudgeRequest
-) -> CaseResult:
-    pairs: list[Pair] = []
-    needed = bar(request.min_gain, baseline.noise)
-    headroom = 1.3 if workshop.device == "cpu" else 1.05
-    peak: float | None = None
-    wanted = PROCESS_PAIRS
-    while len(pairs) < wanted:
+def run_benchmark(
+    workshop: Workshop, oracle: Oracle, baselines: Baselines, request: JudgeRequest, dtypes: Sequence[str] | None
+) -> Outcome:
+    """Race the candidate in fresh processes at every case; raises Refusal where an output or a clock is wrong."""
+    cases = [case for case in baselines.cases if dtypes is None or case.case.dtype in dtypes] or baselines.cases
+    for baseline in cases:
+        baselines.refresh_noise(baseline)
+        if baseline.noise > MAX_NOISE:
+            said = f"unreliable: identical processes differ by {baseline.noise:.0%} on {baseline.case.name}"
+            raise Refusal(Status.ENVIRONMENT, said, "unreliable", Blame.ENVIRONMENT)
+    races = _Races([[] for _ in cases])
+    racer = kernel_racer(CANDIDATE, request.source, workshop.device)
+    wanted, process = PROCESS_PAIRS, 0
+    while process < wanted:
         with candidate_failures("in the timed runs"):
-            lane = Lane(workshop, oracle, candidate, baseline.case, baseline.sets)
+            lane = Lane(workshop, oracle, racer, lane_bytes(oracle, workshop.device))
         try:
-            with candidate_failures("in the timed runs"):
-                pairs.append(
-                    race(baseline.lanes[len(pairs) % len(baseline.lanes)], lane, QUADS[workshop.device], examined=True)
-                )
-            hopeless = math.exp(pairs[-1].centre) * headroom < needed
-            if not hopeless and len(pairs) >= wanted:
+            hopeless = _race_process(baselines, cases, lane, races, request.min_gain)
+            last = process + 1 == wanted
+            if not hopeless and last:
                 challenge(lane)
-            peak = lane.worker.peak_memory_mb
         finally:
+            races.peak_memory_mb = max(races.peak_memory_mb or 0.0, lane.worker.peak_memory_mb or 0.0) or None
             lane.close()
+        process += 1
         if hopeless:
             break
-        if len(pairs) == PROCESS_PAIRS and math.exp(fmean(p.centre for p in pairs)) > REJUDGE_ABOVE:
+        if process == PROCESS_PAIRS and _jump(races) > REJUDGE_ABOVE:
             wanted = PROCESS_PAIRS + 1  # a jump this large is measured once more, in a process of its own
-    _above_floor(oracle, baseline.case, pairs)
-    interval = clustered_interval([pair.log_ratios for pair in pairs], trials=request.trials)
-    return CaseResult(baseline, interval, tuple(pairs), peak)
+    results = [
+        CaseResult(baseline, clustered_interval([p.log_ratios for p in pairs], trials=request.trials), tuple(pairs))
+        for baseline, pairs in zip(cases, races.pairs, strict=True)
+        if pairs
+    ]
+    for result in results:
+        _above_floor(oracle, result.baseline.case, result.pairs)
+    return _decide(results, request, oracle, races.peak_memory_mb)
+
+
+def _race_process(
+    baselines: Baselines, cases: Sequence[CaseBaseline], lane: Lane, races: _Races, min_gain: float
+) -> bool:
+    """One process of the candidate through all cases; True when a keep is out of reach."""
+    device = lane.device
+    headroom = HEADROOM[device]
+    for baseline, pairs in zip(cases, races.pairs, strict=True):
+        incumbent = baselines.incumbent(baseline, len(pairs))
+        with candidate_failures("in the timed runs"):
+            lane.take(baseline.case, baseline.sets)
+            pairs.append(race(incumbent, lane, QUADS[device], examined=True))
+    needed = bar(min_gain, max(baseline.noise for baseline in cases))
+    together = fmean(pairs[-1].centre for pairs in races.pairs)
+    return math.exp(together) * headroom < needed
+
+
+def _jump(races: _Races) -> float:
+    return math.exp(max(fmean(pair.centre for pair in pairs) for pairs in races.pairs))
 
 
 def _above_floor(oracle: Oracle, case: Case, pairs: Sequence[Pair]) -> None:
@@ -477,7 +291,9 @@ def device_peak(device: str) -> float | None:
     return next((peak for key, peak in PEAK_BYTES_PER_S.items() if key in name), None)
 
 
-def _decide(results: Sequence[CaseResult], request: JudgeRequest, oracle: Oracle) -> Outcome:
+def _decide(
+    results: Sequence[CaseResult], request: JudgeRequest, oracle: Oracle, peak_memory_mb: float | None
+) -> Outcome:
     together = geometric_mean([result.interval for result in results])
     noise = max(result.baseline.noise for result in results)
     needed = bar(request.min_gain, noise)
@@ -485,14 +301,16 @@ def _decide(results: Sequence[CaseResult], request: JudgeRequest, oracle: Oracle
     consistent = all(pair.centre > 0 for result in results for pair in result.pairs)
     no_loss = all(result.interval.high > 1 for result in results)
     keep = together.low > needed and enough and consistent and no_loss
-    timing = _timing(results, together, noise, oracle)
+    timing = _timing(results, together, noise, oracle, peak_memory_mb)
     interval = f"interval {together.low:.3g} to {together.high:.3g}"
     said = f"{together.ratio:.3g} times the incumbent ({timing.incumbent}), {interval}"
     reason = "" if keep else f"; a keep needs the lower bound above {needed:.3g}"
     return Outcome(Status.KEEP if keep else Status.DISCARD, said + reason, timing)
 
 
-def _timing(results: Sequence[CaseResult], together: Interval, noise: float, oracle: Oracle) -> Timing:
+def _timing(
+    results: Sequence[CaseResult], together: Interval, noise: float, oracle: Oracle, peak_memory_mb: float | None
+) -> Timing:
     first = results[0]
     candidate = median(pair.b_seconds for pair in first.pairs)
     incumbent = median(pair.a_seconds for pair in first.pairs)
@@ -510,7 +328,7 @@ def _timing(results: Sequence[CaseResult], together: Interval, noise: float, ora
         incumbent=first.baseline.incumbent.name,
         throughput_tflops=flops / candidate / 1e12 if flops else None,
         pct_peak=_percent_of_peak(oracle, first.baseline.case, candidate),
-        peak_memory_mb=max((result.peak_memory_mb or 0.0 for result in results), default=0.0) or None,
+        peak_memory_mb=peak_memory_mb,
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from harness import wire
-from harness.benchmark import Baseline, Outcome, measure_baseline, run_benchmark
+from harness.benchmark import Baselines, Outcome, run_benchmark
 from harness.calibration import Calibration, calibrate
 from harness.errors import InputError, MachineError, OursError
 from harness.oracle import Oracle
@@ -51,13 +51,12 @@ class Courtroom:
     oracle: Oracle
     calibration: Calibration
     nbytes: int
-    baselines: dict[str, list[Baseline]] = field(default_factory=dict)
+    baselines: dict[str, Baselines] = field(default_factory=dict)
 
     def close(self) -> None:
         """End all baseline processes."""
         for baselines in self.baselines.values():
-            for baseline in baselines:
-                baseline.close()
+            baselines.close()
         self.baselines.clear()
 
 
@@ -191,7 +190,8 @@ class _Trial:
         if not self.request.bench:
             return None
         with progress.stage(StageName.BENCHMARK) as notes:
-            outcome = run_benchmark(workshop, room.oracle, self.baselines(workshop, room, kernel), self.request)
+            baselines = self.baselines(workshop, room)
+            outcome = run_benchmark(workshop, room.oracle, baselines, self.request, kernel.dtypes)
             self.timing = outcome.timing
             notes.append(outcome.detail)
         return outcome
@@ -212,18 +212,15 @@ class _Trial:
             raise Refusal(Status.CHEAT, said, "library_call")
         return kernel
 
-    def baselines(self, workshop: Workshop, room: Courtroom, kernel: KernelFile) -> list[Baseline]:
-        """The baselines of the bench cases, measured once per incumbent; those of an older incumbent are ended."""
+    def baselines(self, workshop: Workshop, room: Courtroom) -> Baselines:
+        """What must be beaten, measured once per incumbent; the processes of an older incumbent are ended."""
         incumbent = self.request.incumbent
         key = "pytorch" if incumbent is None else hashlib.sha256(incumbent.encode()).hexdigest()
         if key not in room.baselines:
             room.close()
             self.emit("baseline", {"target": self.target.name})
-            room.baselines[key] = [
-                measure_baseline(workshop, room.oracle, case, incumbent) for case in room.problem.bench
-            ]
-        chosen = [b for b in room.baselines[key] if kernel.dtypes is None or b.case.dtype in kernel.dtypes]
-        return chosen or room.baselines[key]
+            room.baselines[key] = Baselines(workshop, room.oracle, incumbent)
+        return room.baselines[key]
 
     def blamed(self, progress: Progress, said: str, blame: Blame) -> Verdict:
         return self.refused(progress, Refusal(Status.ENVIRONMENT, said, None, blame), progress.current)

@@ -133,6 +133,7 @@ class Examinee:
         placed = [self.arena.place(value) for value in question.inputs]
         before = [self.arena.digest(slot) for slot in placed]
         slots = self.reserve(question.expected)
+        settle(self._device)
         keywords, positional = constants_of(self.problem, question.case)
         limit = (CALL_TIMEOUT_S if self._called else FIRST_CALL_TIMEOUT_S)[self._device]
         with candidate_failures(f"on {question.case.name}"):
@@ -157,6 +158,12 @@ class Examinee:
         """Kill the worker, give the memory back."""
         self.worker.close()
         self.arena.close()
+
+
+def settle(device: str) -> None:
+    """Let what the judge wrote into an arena arrive before a worker, another process, looks at it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def constants_of(problem: Problem, case: Case) -> tuple[dict[str, Scalar], tuple[Scalar, ...]]:
@@ -359,14 +366,17 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
     keywords, positional = constants_of(exam.oracle.problem, case)
     placed = [tuple(arena.place(value) for value in question.inputs) for question in (second, first)]
     calls = [PreparedCall(slots, keywords, positional, len(first.expected)) for slots in placed]
+    settle(device)
     with candidate_failures("when called twice in a row"):
         examinee.worker.prepare(calls, PREPARE_TIMEOUT_S[device])
         for slots, question in zip(placed, (first, second), strict=True):
             for slot, value in zip(slots, question.inputs, strict=True):
                 copy_into(arena.tensor(slot), value)
+        settle(device)
         examinee.worker.time(1, PREPARE_TIMEOUT_S[device])
     for index, question in enumerate((first, second)):
         outputs = examinee.reserve(question.expected)
+        settle(device)
         with candidate_failures("when its output was read later"):
             report = examinee.worker.collect(index, outputs)
         check_report(report, question, exact_strides=exam.oracle.problem.exact_strides)

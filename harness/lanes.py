@@ -1,0 +1,286 @@
+"""Lanes: processes that run one kernel over rotated input sets, and races between two of them, A B B A.
+
+Every timed call sees values that nobody has seen before, and what it returned is read back and compared, so a cache,
+a skipped tail or work left to a thread shows as a wrong output. The clock is the judge's own, around the round trip;
+a GPU worker's claim of device time must agree with it. Not protected against: a machine whose own speed changes
+within one quad (the noise between processes of the incumbent raises the bar instead).
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from harness.arena import Arena, Slot
+from harness.errors import MachineError
+from harness.intervals import quad_log_ratio
+from harness.oracle import Oracle, Question
+from harness.problem import Case
+from harness.records import Status
+from harness.stages import (
+    COMPILE_TIMEOUT_S,
+    LOAD_TIMEOUT_S,
+    PREPARE_TIMEOUT_S,
+    Refusal,
+    candidate_failures,
+    check_report,
+    constants_of,
+    settle,
+    verify,
+)
+from harness.truth import Leaves
+from harness.workshop import (
+    Execution,
+    KernelRaised,
+    PreparedCall,
+    Sample,
+    Worker,
+    WorkerDied,
+    WorkerOutOfMemory,
+    WorkerTimeout,
+    Workshop,
+)
+
+MAX_BASES = 4
+CHALLENGE_LINKS = 4
+CLOCK_AGREEMENT = 0.6
+"""At least this share of the device time that a candidate claims to save must show on the judge's own clock."""
+
+CANDIDATE = "candidate"
+
+
+@dataclass(frozen=True)
+class Racer:
+    """A kernel to be timed: its text, how it is called, and whether it is ours."""
+
+    name: str
+    source: str
+    entry: str
+    execution: Execution
+    trusted: bool
+
+
+class Lane:
+    """One process of one racer with its own arena; `take` makes it ready to run a bench case over some input sets."""
+
+    def __init__(self, workshop: Workshop, oracle: Oracle, racer: Racer, nbytes: int) -> None:
+        self.racer = racer
+        self._oracle, self._device = oracle, workshop.device
+        self._case: Case | None = None
+        self._slots: list[tuple[Slot, ...]] = []
+        self._arena = Arena(workshop.device, nbytes)
+        self._worker: Worker | None = None
+        try:
+            self._worker = workshop.open(
+                racer.source, self._arena, entry=racer.entry, execution=racer.execution, trusted=racer.trusted
+            )
+            self._worker.load(LOAD_TIMEOUT_S[self._device])
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self, case: Case, sets: int) -> None:
+        """Lay out `sets` input sets of `case` and have the worker prepare its calls; nothing to do when it has."""
+        if self._case is case and len(self._slots) == sets:
+            return
+        oracle = self._oracle
+        self._case = case
+        self._arena.reset()
+        self._base = [oracle.draw(case) for _ in range(min(sets, MAX_BASES))]
+        self._slots = [
+            tuple(self._arena.place(value) for value in self._base[index % len(self._base)]) for index in range(sets)
+        ]
+        own = oracle.original(self._base[0], case.constants)
+        self._outputs = [self._arena.reserve(leaf.shape, leaf.dtype) for leaf in own]
+        self.rewrite()
+        keywords, positional = constants_of(oracle.problem, case)
+        calls = [PreparedCall(slots, keywords, positional, len(own)) for slots in self._slots]
+        compiling = self.racer.execution is Execution.COMPILE
+        settle(self._device)
+        self.worker.prepare(calls, COMPILE_TIMEOUT_S if compiling else PREPARE_TIMEOUT_S[self._device])
+
+    @property
+    def worker(self) -> Worker:
+        """The worker behind this lane."""
+        assert self._worker is not None
+        return self._worker
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return self._device
+
+    @property
+    def sets(self) -> int:
+        """How many calls one run makes."""
+        return len(self._slots)
+
+    def rewrite(self, key: int | None = None) -> None:
+        """New contents in every input slot: values scaled and rotated by secret amounts (or by `key`)."""
+        generator = torch.Generator().manual_seed(secrets.randbits(62) if key is None else key)
+        for index, slots in enumerate(self._slots):
+            shift = int(torch.randint(len(self._base), (1,), generator=generator))
+            for slot, value in zip(slots, self._base[(index + shift) % len(self._base)], strict=True):
+                _refill(self._arena.tensor(slot), value, generator)
+
+    def run(self) -> Sample:
+        """One timed run of all sets on the contents that are there."""
+        cuda = self._device == "cuda"
+        settle(self._device)
+        limit = PREPARE_TIMEOUT_S[self._device]
+        if self.racer.name == CANDIDATE:
+            return self.worker.time(1, limit, flush=cuda)
+        try:
+            return self.worker.time(1, limit, flush=cuda)
+        except (KernelRaised, WorkerDied, WorkerTimeout, WorkerOutOfMemory) as error:
+            raise MachineError(f"the process of the incumbent ({self.racer.name}) failed: {error}") from error
+
+    def collect(self, index: int) -> tuple[Leaves, Question]:
+        """What call `index` of the last run returned, and the question it had to answer."""
+        for slot in self._outputs:
+            self._arena.poison(slot)
+        settle(self._device)
+        report = self.worker.collect(index, self._outputs)
+        assert self._case is not None
+        inputs = tuple(self._arena.tensor(slot) for slot in self._slots[index])
+        question = Question(self._case, inputs, self._oracle.expect(self._case, inputs))
+        check_report(report, question, exact_strides=self._oracle.problem.exact_strides)
+        return tuple(self._arena.tensor(slot) for slot in self._outputs), question
+
+    def output_key(self) -> int:
+        """An integer digest of the output bits that were read last."""
+        digest = hashlib.blake2b(b"".join(self._arena.digest(slot) for slot in self._outputs), digest_size=7)
+        return int.from_bytes(digest.digest(), "little")
+
+    def close(self) -> None:
+        """Kill the process, give the memory back."""
+        if self._worker is not None:
+            self._worker.close()
+        self._arena.close()
+
+
+def _refill(target: torch.Tensor, value: torch.Tensor, generator: torch.Generator) -> None:
+    """Write `value` into `target`, rotated along its longest leading dim, and scaled where it is floating."""
+    scale = 0.75 + 0.25 * float(torch.rand((), generator=generator)) if value.is_floating_point() else None
+    for axis in range(target.dim()):
+        if target.stride(axis) == 0 and target.shape[axis] > 1:
+            target, value = target.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
+    leading = list(range(max(1, target.dim() - 1))) if target.dim() else []
+    axis = max(leading, key=lambda dim: target.shape[dim], default=-1)
+    size = target.shape[axis] if leading else 0
+    if size < 2:
+        _write(target, value, scale)
+        return
+    shift = int(torch.randint(1, size, (1,), generator=generator))
+    _write(target.narrow(axis, 0, shift), value.narrow(axis, size - shift, shift), scale)
+    _write(target.narrow(axis, shift, size - shift), value.narrow(axis, 0, size - shift), scale)
+
+
+def _write(target: torch.Tensor, value: torch.Tensor, scale: float | None) -> None:
+    if scale is None:
+        target.copy_(value)
+    else:
+        torch.mul(value, scale, out=target)
+
+
+# ---------------------------------------------------------------------------------------------- pairs of processes
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The quads of one pair of processes: ln(A/B) of each, and the median seconds per call of both."""
+
+    log_ratios: tuple[float, ...]
+    a_seconds: float
+    b_seconds: float
+
+    @property
+    def centre(self) -> float:
+        """The median log-ratio."""
+        return median(self.log_ratios)
+
+
+def race(a: Lane, b: Lane, quads: int, *, examined: bool) -> Pair:
+    """Interleave A B B A; `examined` reads back and compares secretly chosen outputs of B."""
+    with _quiet_threads():
+        return _race(a, b, quads, examined=examined)
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """One thread for the judge's own tensors: idle OpenMP threads spin for milliseconds and would disturb the runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _race(a: Lane, b: Lane, quads: int, *, examined: bool) -> Pair:
+    chosen = {quads - 1, secrets.randbelow(quads), secrets.randbelow(quads)} if examined else set()
+    ratios: list[float] = []
+    samples: tuple[list[Sample], list[Sample]] = ([], [])
+    for quad in range(quads):
+        first_a, first_b = fresh_run(a), fresh_run(b)
+        second_b = fresh_run(b)
+        if quad in chosen:
+            _examine(b, secrets.choice((b.sets - 1, secrets.randbelow(b.sets))))
+        second_a = fresh_run(a)
+        samples[0].extend((first_a, second_a))
+        samples[1].extend((first_b, second_b))
+        by_device = all(sample.device_seconds for sample in (first_a, first_b, second_b, second_a))
+        ratios.append(quad_log_ratio(*(_seconds(s, by_device) for s in (first_a, first_b, second_b, second_a))))
+    if examined:
+        _clocks_agree(*samples)
+    per_a, per_b = (per_call(lane, part) for lane, part in zip((a, b), samples, strict=True))
+    return Pair(tuple(ratios), per_a, per_b)
+
+
+def fresh_run(lane: Lane) -> Sample:
+    """One timed run on contents that nobody has seen."""
+    lane.rewrite()
+    return lane.run()
+
+
+def _seconds(sample: Sample, by_device: object) -> float:
+    return sample.device_seconds if by_device and sample.device_seconds else sample.seconds
+
+
+def per_call(lane: Lane, samples: Sequence[Sample]) -> float:
+    """Median seconds of one call over some runs."""
+    return median(_seconds(sample, sample.device_seconds) for sample in samples) / lane.sets
+
+
+def _examine(lane: Lane, index: int) -> None:
+    with candidate_failures("in the timed runs"):
+        outputs, question = lane.collect(index)
+    verify(outputs, question, "timed_outputs", Status.CHEAT)
+
+
+def _clocks_agree(a: Sequence[Sample], b: Sequence[Sample]) -> None:
+    """Device time is the worker's claim: what it says to save must show on the judge's own clock."""
+    claims = [[s.device_seconds for s in part if s.device_seconds] for part in (a, b)]
+    if not all(claims):
+        return
+    claimed = median(claims[0]) - median(claims[1])
+    seen = median(s.seconds for s in a) - median(s.seconds for s in b)
+    if claimed > 5e-5 and seen < CLOCK_AGREEMENT * claimed - 3e-5:
+        said = f"claims to save {claimed * 1e6:.0f} µs of device time a run, the judge's clock sees {seen * 1e6:.0f} µs"
+        raise Refusal(Status.CHEAT, said, "clock")
+
+
+def challenge(lane: Lane) -> None:
+    """Each link's inputs follow from the bits of the output before; each output is checked for its own inputs."""
+    key = secrets.randbits(56)
+    for _ in range(CHALLENGE_LINKS):
+        lane.rewrite(key)
+        with candidate_failures("in the challenge chain"):
+            lane.run()
+            outputs, question = lane.collect(secrets.randbelow(lane.sets))
+        verify(outputs, question, "challenge_chain", Status.CHEAT)
+        key ^= lane.output_key()
