@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from agent import cli_measure, cli_read, cli_session
-from harness.errors import OvernightError
+from agent.errors import OvernightError, StopRequestedError
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in FULL_DISK:
             raise
         _fail(f"there is no space left ({error.filename or 'disk'}): free some, then `overnight resume`.", 3)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StopRequestedError):
         _fail("stopped.", 3)
 
 

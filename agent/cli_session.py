@@ -213,11 +213,12 @@ def _name(root: Path, wanted: str | None, spec: object) -> str:
     from agent.errors import InputError
     from agent.model_spec import session_name
     from agent.places import next_free_name
+    from agent.repository import session_branches
     from harness.records import ModelSpec
 
     assert isinstance(spec, ModelSpec)
     if wanted is None:
-        return next_free_name(root, session_name(spec))
+        return next_free_name(root, session_name(spec), session_branches(root))
     if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_-]*", wanted):
         raise InputError(f"--name {wanted} must be made of letters, digits, - and _.")
     return wanted

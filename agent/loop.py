@@ -48,9 +48,10 @@ class Outcome:
 
 def night(session: Session) -> Outcome:
     """The whole night. Raises MachineError (resumable) when the environment fails, InputError for the user's part."""
-    judge = Judge(session)
+    judge, prepared = Judge(session), False
     try:
         prepare(session)
+        prepared = True
         while (reason := session.stop_reason()) is None:
             proposal = next_proposal(session)
             if proposal is None:
@@ -62,7 +63,8 @@ def night(session: Session) -> Outcome:
             park_unwell(session, proposal.target)
         return Outcome(Ending.STOPPED if session.harness.stop() else Ending.BUDGET, reason)
     except StopRequestedError:
-        interrupt(session)
+        if prepared:
+            interrupt(session)
         return Outcome(Ending.STOPPED, "stopped on request")
     finally:
         judge.close()

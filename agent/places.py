@@ -1,6 +1,7 @@
 """Where a workspace keeps its sessions, and which session is meant."""
 
 import json
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,9 +118,9 @@ def find_target(root: Path, target: str, session: str | None) -> str:
     raise InputError(f"--target {target} is not a named op ({', '.join(NAMED_OPS)}), and there is no session here.")
 
 
-def next_free_name(root: Path, wanted: str) -> str:
-    """`wanted`, or with -2, -3, ... when a session of that name exists."""
-    taken = set(sessions(root)) | {path.name for path in (root / STATE_FOLDER).glob("*")}
+def next_free_name(root: Path, wanted: str, branches: AbstractSet[str] = frozenset()) -> str:
+    """`wanted`, or with -2, -3, ... when a session or a session's branch of that name exists."""
+    taken = {path.name for path in (root / STATE_FOLDER).glob("*")} | branches
     names = [wanted, *(f"{wanted}-{number}" for number in range(2, len(taken) + 3))]
     return next(name for name in names if name not in taken)
 

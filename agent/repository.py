@@ -80,6 +80,7 @@ class SessionBranch:
         self._repo = repo
         self.branch = BRANCH_PREFIX + name
         self.worktree = worktree
+        self.base = ""  # where the session began: only what stands above it is the session's
         self._environment = _identity(repo)
 
     def __enter__(self) -> Self:
@@ -98,7 +99,7 @@ class SessionBranch:
         """Make branch and worktree, or repair what a kill or a user left of them; returns what was repaired."""
         notes = []
         if self.tip() is None:
-            self._git("branch", "--no-track", self.branch, "HEAD")
+            self._git("branch", "--no-track", self.branch, self.base or "HEAD")
         if not (self.worktree / ".git").exists():
             if self.worktree.exists() or self.branch in self._git("worktree", "list", "--porcelain"):
                 notes.append(f"worktree of {self.branch} was missing and has been made again")
@@ -106,6 +107,10 @@ class SessionBranch:
             self._git("worktree", "add", "--force", str(self.worktree), self.branch)
         notes += self._restore()
         return notes
+
+    def head(self) -> str:
+        """The commit that the user has checked out."""
+        return self._git("rev-parse", "HEAD")
 
     def tip(self) -> str | None:
         """The commit at the tip of the session's branch, None before there is one."""
@@ -154,11 +159,11 @@ class SessionBranch:
 
     def fate(self, experiment: int) -> "Fate | None":
         """What git knows of an experiment: its keep commit, found by the trailer, and why it was taken out again."""
-        found = self._git("log", "-1", "--format=%H", f"--grep=^Experiment: {experiment}$", self.branch)
+        found = self._commits(f"^Experiment: {experiment}$")
         if not found:
             return None
-        reverts = self._git("log", "-1", "--format=%b", f"--grep=^This reverts commit {found}", self.branch)
-        return Fate(found, reverts.strip().split("\n")[-1] if reverts else None)
+        reverts = self._commits(f"^This reverts commit {found[0]}", "%b")
+        return Fate(found[0], reverts[-1] if reverts else None)
 
     def check_tip(self, expected: str | None, last_experiment: int) -> list[str]:
         """Refuse a branch that somebody moved; bring back one that was deleted. Returns what was repaired.
@@ -171,13 +176,9 @@ class SessionBranch:
         if tip is None:
             self._git("update-ref", f"refs/heads/{self.branch}", expected)
             return [f"branch {self.branch} was gone and is back at {expected[:12]}"]
-        ours = set(self._git("log", "--format=%H", f"--grep=^Experiment: {last_experiment}$", self.branch).split())
+        ours = set(self._commits(f"^Experiment: {last_experiment}$"))
+        reverts = {revert for keep in ours for revert in self._commits(f"^This reverts commit {keep}")}
         beyond = set(self._git("rev-list", f"{expected}..{tip}").split())
-        reverts = {
-            revert
-            for keep in ours
-            for revert in self._git("log", "--format=%H", f"--grep=^This reverts commit {keep}", self.branch).split()
-        }
         if self._git("merge-base", expected, tip) == expected and beyond <= ours | reverts:
             return []
         raise InputError(
@@ -194,6 +195,11 @@ class SessionBranch:
             if elsewhere and f"branch refs/heads/{self.branch}" in lines and "prunable" not in place:
                 where = lines[0].removeprefix("worktree ")
                 raise InputError(f"{where} has {self.branch} checked out: switch it to another branch first.")
+
+    def _commits(self, words: str, form: str = "%H") -> list[str]:
+        """The session's own commits whose message has a line like `words`, the latest first, a line each."""
+        span = f"{self.base}..{self.branch}" if self.base else self.branch
+        return [line for line in self._git("log", f"--format={form}", f"--grep={words}", span).splitlines() if line]
 
     def _commit(self, path: str, blob: str | None, message: str) -> str:
         tip = self.tip()
@@ -274,6 +280,19 @@ def open_branch(folder: Path, name: str, worktree: Path) -> SessionBranch:
     except InputError:
         repo.close()
         raise
+
+
+def session_branches(folder: Path) -> set[str]:
+    """Names of the sessions that have a branch, whether their folder still exists or not."""
+    from git import Repo
+    from git.exc import InvalidGitRepositoryError
+
+    try:
+        with Repo(folder, search_parent_directories=True) as repo:
+            names = {head.name for head in repo.heads}
+    except InvalidGitRepositoryError:
+        return set()
+    return {name.removeprefix(BRANCH_PREFIX) for name in names if name.startswith(BRANCH_PREFIX)}
 
 
 def exclude_state(folder: Path, *, excluded: bool = True) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from agent import loop, session
 from agent.budget import Budget, amended
 from agent.config import Config
-from agent.errors import InputError, MachineError, OvernightError
+from agent.errors import InputError, MachineError, OvernightError, StopRequestedError
 from agent.harness_client import HARNESS_ENTRY, PACKAGE_ROOT, StopCheck
 from agent.json_reports import VERIFY_MODES
 from agent.lock import running
@@ -135,6 +135,9 @@ def _verify_at_end(opened: Session) -> None:
         report = loop.verify(opened, kernels, VERIFY_MODES)
     except OvernightError as error:
         opened.say(f"the final verification failed: {error}")
+        return
+    except StopRequestedError:
+        opened.say("the final verification was stopped on request")
         return
     write_whole(opened.places.folder / "verify.json", wire.to_json(report))
     opened.show.verification(report)

@@ -229,6 +229,11 @@ def create(root: Path, name: str, options: Options) -> None:
         )
     results.check_file(places.results)
     repository.open_branch(root, name, places.worktree).close()
+    if name in repository.session_branches(root):
+        raise InputError(
+            f"Branch overnight/{name} is left of an earlier session: choose another --name, or delete it with"
+            f" `git branch -D overnight/{name}`."
+        )
     repository.exclude_state(root)
     journal = Journal(places.journal)
     try:
@@ -289,6 +294,9 @@ def open_session(
 def open_branch_of(session: Session) -> None:
     """Make or repair branch and worktree; says what was repaired and what of the user's set-up is bypassed."""
     branch, journal = session.branch, session.journal
+    if journal.note("base") is None:
+        journal.set_note("base", branch.head())
+    branch.base = journal.note("base") or ""
     if branch.tip() is None and journal.note("tip") is None:
         switches = repository.commit_switches(session.places.root)
         if switches:

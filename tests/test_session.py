@@ -18,6 +18,7 @@ from workspaces import ENVIRONMENT, drive, git, kernel, make_workspace, rows, st
 from agent.errors import InputError
 from agent.lock import SessionLock, running
 from agent.places import next_free_name, sessions
+from agent.repository import session_branches
 
 SLOW = {"0001_rmsnorm_a__slow.py": kernel("keep 1.5", "# slow: 30"), "0002_softmax_b__next.py": kernel("incorrect")}
 ONE = {"0001_rmsnorm_a__one.py": kernel()}
@@ -221,6 +222,27 @@ def test_the_same_name_twice_is_refused_and_default_names_count_up(tmp_path):
     assert next_free_name(workspace, "night") == "night-3"
     assert next_free_name(workspace, "day") == "day"
     assert [row["session"] for row in rows(workspace)] == ["night", "night-2"]
+
+
+def test_a_branch_left_of_a_forgotten_session_is_never_taken_for_ones_own(tmp_path):
+    workspace = make_workspace(tmp_path, recordings=ONE)
+    drive(workspace, "run")
+    shutil.rmtree(workspace / ".overnight")
+    said = drive(workspace, "run", check=False)
+    assert said.endswith("exit 2")
+    assert "git branch -D overnight/night" in said
+    assert next_free_name(workspace, "night", session_branches(workspace)) == "night-2"
+
+
+def test_commits_of_an_earlier_session_that_the_user_merged_are_not_ones_own(tmp_path):
+    workspace = make_workspace(tmp_path, recordings=ONE)
+    drive(workspace, "run")
+    git(workspace, "merge", "-q", "overnight/night")
+    drive(workspace, "run", name="second")
+    first, second = rows(workspace)
+    assert (first["status"], second["status"]) == ("keep", "keep")
+    assert first["commit"] != second["commit"]
+    assert git(workspace, "rev-parse", "overnight/second") == second["commit"]
 
 
 def test_a_disk_without_space_stops_cleanly_and_can_be_resumed(tmp_path):
