@@ -1,12 +1,13 @@
 """Does the optimised model compute what the original computes? Two calls in a row on several input sets, leaf by leaf.
 
 Compared are both outputs (the first one read after the second call), the inputs after the calls, and the buffers.
-Does not cover training, random layers, or state that hides outside the buffers.
+Random layers are compared with one seed and eager's generators. Does not cover training, or state that hides outside
+the buffers.
 """
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from harness.kernel_op import TORCH_FAILURES
 from harness.outputs import Difference, Leaf, compare, copied, leaves
 from harness.truth import in_float64
 
+SEED = 7
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 def run_twice(function: Callable[..., Any], model: nn.Module, inputs: Inputs) -> list[Leaf]:
     """Everything observable of two calls of `function` on copies of `inputs`; `model`'s buffers are restored."""
-    with torch.no_grad(), restored(model):
+    with torch.no_grad(), restored(model), _seeded():
         first_args, first_kwargs = copied(inputs)
         second_args, second_kwargs = copied(inputs)
         first = function(*first_args, **first_kwargs)
@@ -31,6 +33,36 @@ def run_twice(function: Callable[..., Any], model: nn.Module, inputs: Inputs) ->
         found += leaves((first_args, first_kwargs, second_args, second_kwargs), "inputs")
         found += [(f"buffer {name}", buffer.clone()) for name, buffer in model.named_buffers()]
     return found
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        yield
+
+
+def draws_random(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether the eager forward uses torch's random generators."""
+    with torch.no_grad(), restored(model), torch.random.fork_rng():
+        before = _generator_states()
+        args, kwargs = copied(inputs)
+        model(*args, **kwargs)
+        return not all(torch.equal(one, two) for one, two in zip(before, _generator_states(), strict=True))
+
+
+def _generator_states() -> list[torch.Tensor]:
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_gpu else ())]
+
+
+@contextmanager
+def eager_randomness(model: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Compile a random model with eager's generators, so that equal seeds give equal outputs; others as usual."""
+    from torch._inductor import config
+
+    with config.patch(fallback_random=True) if draws_random(model, inputs) else nullcontext():
+        yield
 
 
 @contextmanager

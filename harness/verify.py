@@ -21,7 +21,7 @@ from harness.optimized import Optimized, optimize
 from harness.outputs import Difference, copied, redrawn
 from harness.records import ModeMeasurement, SiteCounts, VerifyReport, VerifyRequest
 from harness.rpc import EventSink
-from harness.soundness import Inputs, check, restored
+from harness.soundness import Inputs, check, eager_randomness, restored
 
 LOOP_MODES = (OVERNIGHT, COMPILE, EAGER)  # what a session re-measures after each keep
 CPU_BUDGET_S = 12.0
@@ -141,20 +141,27 @@ def _outputs(
 ) -> tuple[Sites, Difference]:
     """Compare on the captured inputs, on fresh values of their shapes and on `others`; count the sites in one call."""
     captured: Inputs = (subject.args, subject.kwargs)
-    worst, notes = 0.0, []
     try:
-        sites = _count_sites(ours, subject, kernels)
-        for inputs in (captured, redrawn(captured, SECOND_SEED), *others):
-            difference = check(ours, subject.model, inputs)
-            worst = max(worst, difference.max_error)
-            notes += [difference.detail] if difference.detail and difference.detail not in notes else []
-            if not difference.ok:
-                return sites, Difference(ok=False, max_error=worst, detail=difference.detail)
+        with eager_randomness(subject.model, captured):
+            sites = _count_sites(ours, subject, kernels)
+            return sites, _compared(ours, subject, (captured, redrawn(captured, SECOND_SEED), *others))
     except TORCH_FAILURES as error:
         failure = f"the optimised model raised {type(error).__name__}: {_first_line(error)}"
         nowhere = Sites({}, {kernel.target.id: len(kernel.target.call_sites) for kernel in kernels})
         return nowhere, Difference(ok=False, max_error=float("inf"), detail=failure)
-    return sites, Difference(ok=True, max_error=worst, detail="; ".join(notes))
+
+
+def _compared(ours: Optimized, subject: ModelCall, sets: Sequence[Inputs]) -> Difference:
+    """The first difference that is too large, or the largest of the small ones."""
+    worst, notes = 0.0, dict[str, None]()
+    for inputs in sets:
+        difference = check(ours, subject.model, inputs)
+        worst = max(worst, difference.max_error)
+        if not difference.ok:
+            return Difference(ok=False, max_error=worst, detail=difference.detail)
+        if difference.detail:
+            notes[difference.detail] = None
+    return Difference(ok=True, max_error=worst, detail="; ".join(notes))
 
 
 def _count_sites(ours: Optimized, subject: ModelCall, kernels: Sequence[Kernel]) -> Sites:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +10,16 @@ import torch
 from identity import identity_kernels
 from torch import nn
 
+from harness.capture import capture
 from harness.errors import InputError
-from harness.kernel_op import Kernel
+from harness.kernel_op import Kernel, read_kernel
 from harness.latency import interval, measure, speedup
+from harness.loading import load_model
 from harness.modes import MODES
 from harness.outputs import compare, leaves, redrawn
-from harness.records import ModelSpec, VerifyReport, VerifyRequest
+from harness.records import KeptKernel, ModelSpec, VerifyReport, VerifyRequest
 from harness.soundness import truth_of
+from harness.targets import draft_targets, finish
 from harness.verify import LOOP_MODES, verify, verify_model
 from harness.wire import to_json
 
@@ -184,6 +188,41 @@ def test_verifying_leaves_the_buffers_as_they_were():
     report = verify_model(example, kernels, emit, modes=("overnight", "eager"), budget_s=0.05)
     assert report.outputs_ok, report.detail
     assert float(example.model.calls) == 0
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.dropout(torch.sigmoid(x) * 2, 0.5, training=True) + torch.rand_like(x)
+
+
+def test_a_random_model_is_compared_with_equal_seeds():
+    example, (_, emit) = Example(Noisy().eval(), (torch.randn(16, 8),)), heard()
+    right = verify_model(example, light_kernels(example), emit, modes=("overnight",), budget_s=0.05)
+    assert right.outputs_ok, right.detail
+    assert right.sites.applied > 0
+    wrong = [off_by(kernel, 1.01) for kernel in light_kernels(example)]
+    assert not verify_model(example, wrong, emit, modes=("overnight",), budget_s=0.05).outputs_ok
+
+
+def test_the_request_names_a_model_and_target_files(tmp_path):
+    path = Path(__file__).parent.parent / "models" / "llama.py"
+    sizes = {"layers": "1", "dim": "32", "heads": "2", "vocab": "50", "length": "12"}
+    spec = ModelSpec(f"{path}:LLaMA", model_args=sizes, device="cpu")
+    kept = []
+    for draft in draft_targets(capture(load_model(spec))):
+        target = finish(draft, {})
+        file = tmp_path / f"{target.id}.json"
+        file.write_text(to_json(target))
+        kept.append(KeptKernel(str(file), f"{target.reference}\n\nkernel_fn = reference\n"))
+    (tmp_path / "broken.json").write_text("{}")
+    report = verify(VerifyRequest(spec, tuple(kept), modes=("overnight", "eager")), heard()[1])
+    assert report.outputs_ok, report.detail
+    assert report.sites.applied == sum(len(read_kernel(one).target.call_sites) for one in kept) > 10
+    assert report.sites.fallback == 0
+    with pytest.raises(InputError, match="not a target"):
+        verify(VerifyRequest(spec, (KeptKernel(str(tmp_path / "broken.json"), ""),)), heard()[1])
+    with pytest.raises(InputError, match="cannot be read"):
+        verify(VerifyRequest(spec, (KeptKernel(str(tmp_path / "missing.json"), ""),)), heard()[1])
 
 
 def test_float64_truth_sees_through_casts_to_float32():
