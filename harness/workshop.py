@@ -235,8 +235,7 @@ class Workshop:
         self._count += 1
         scratch = self._folder / f"{self._count}-{secrets.token_hex(4)}"
         scratch.mkdir(mode=0o700)
-        # On a GPU these imports touch CUDA, and a process that has touched CUDA cannot fork workers that use it.
-        preload = COMPILER_MODULES if execution is Execution.COMPILE and self.device == "cpu" else ()
+        preload = COMPILER_MODULES if execution is Execution.COMPILE else ()
         request = {
             "device": self.device,
             "scratch": str(scratch),
