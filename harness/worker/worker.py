@@ -24,6 +24,8 @@ from .shared_memory import SharedMemory, describe, slot_key, span
 
 MAX_TEXT = 8000
 WARM_UP_CALLS = 3
+OUT_OF_MEMORY_SIGNS = ("can't allocate memory", "CUDA error: out of memory", "CUDACachingAllocator.cpp")
+"""The last: PyTorch asks NVML how much is free before it says so, and the sandbox has no NVML."""
 
 # Bound before any kernel file is imported; the judge's own clock is what finally counts.
 _Event = torch.cuda.Event
@@ -282,7 +284,9 @@ def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in _message(error)
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        sign in _message(error) for sign in OUT_OF_MEMORY_SIGNS
+    )
     text = _clipped("".join(traceback.format_exception(error, limit=-20)))
     return {"raised": type(error).__name__[:200], "message": _clipped(_message(error)), "trace": text, "memory": memory}
 
