@@ -25,7 +25,9 @@ from harness.records import JudgeRequest, Target, Verdict, VerifyReport
 
 QUICK_MODES = {"cpu": ("overnight", "eager", "compile"), "cuda": ("overnight", "eager", "compile", "reduce_overhead")}
 ENVIRONMENT_STREAK = 3
+UNRELIABLE_STREAK = 6  # a busy machine may calm down: it gets more chances, and time
 TARGET_ENVIRONMENT_STREAK = 2
+UNRELIABLE_WAIT_S = 10.0
 UNJUDGEABLE = "unjudgeable"
 
 
@@ -132,7 +134,9 @@ def choose_target(session: Session) -> Target | None:
     if isinstance(session.proposer, Ordered):
         playable = [target for target in session.targets if target.id not in session.parked]
         return session.proposer.next_target(playable, experiments)
-    return ranking.next_target(session.targets, experiments, frozenset(session.parked), session.journal.judge_seconds())
+    parked, seconds = frozenset(session.parked), session.journal.judge_seconds()
+    rested = ranking.next_target(session.targets, experiments, parked | ranking.resting(experiments), seconds)
+    return rested or ranking.next_target(session.targets, experiments, parked, seconds)
 
 
 def open_experiment(session: Session, proposal: Candidate | InvalidReply) -> int:
@@ -338,16 +342,32 @@ def _exhausted(session: Session) -> Outcome:
 
 
 def park_unwell(session: Session, target: str) -> None:
-    """Environment failures of one target park it; three in a row over several targets are the machine's: stop."""
+    """Environment failures of one target park it; a streak of them over several targets is the machine's: stop.
+
+    A machine too busy to measure on is given time between tries, and more of them.
+    """
     experiments = session.journal.experiments()
+    streak = ranking.environment_streak(experiments)
+    if not streak:
+        return
+    busy = all(ranking.is_unreliable(one) for one in streak)
     mine = [one for one in experiments if one.target == target][-TARGET_ENVIRONMENT_STREAK:]
-    if len(mine) == TARGET_ENVIRONMENT_STREAK and _all_environment(mine):
+    if len(mine) == TARGET_ENVIRONMENT_STREAK and _all_environment(mine) and not busy:
         session.parked.add(target)
         session.say(f"{target} is parked: {_words_of(mine[-1])}")
-    last = experiments[-ENVIRONMENT_STREAK:]
-    if len(last) == ENVIRONMENT_STREAK and _all_environment(last) and len({one.target for one in last}) > 1:
-        reason = _words_of(last[-1])
-        raise MachineError(f"{ENVIRONMENT_STREAK} experiments in a row failed because of the machine: {reason}")
+    several = busy or len({one.target for one in streak}) > 1
+    if several and len(streak) >= (UNRELIABLE_STREAK if busy else ENVIRONMENT_STREAK):
+        reason = _words_of(streak[-1])
+        raise MachineError(f"{len(streak)} experiments in a row failed because of the machine: {reason}.")
+    if busy:
+        _wait(session, UNRELIABLE_WAIT_S * len(streak))
+
+
+def _wait(session: Session, seconds: float) -> None:
+    session.say(f"the machine is too busy to measure on: waiting {seconds:.0f} s")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not session.harness.stop():
+        time.sleep(0.1)
 
 
 def _all_environment(experiments: Sequence[Experiment]) -> bool:

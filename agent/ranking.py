@@ -12,6 +12,8 @@ PRIOR_WINS, PRIOR_TRIES = 1.0, 2.0
 DEFAULT_COST_S = 30.0
 WASTED_STREAK = 5  # invalid or repeated answers in a row after which a target is parked
 UNJUDGED = {RowStatus.INVALID_REPLY, RowStatus.DUPLICATE}
+REST_EXPERIMENTS = 3
+UNRELIABLE = "unreliable"
 NO_EVIDENCE = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
 
 
@@ -81,6 +83,34 @@ def next_target(
 def is_open(one: Standing, parked: frozenset[str]) -> bool:
     """Whether work can still pay: not parked, not at its bound, and its proposer is not going in circles."""
     return one.target.id not in parked and not one.at_bound and one.score > 0 and one.wasted < WASTED_STREAK
+
+
+def is_unreliable(one: Experiment) -> bool:
+    """Whether the machine was too busy or too hot to tell (the judge's word for it)."""
+    return one.status is RowStatus.ENVIRONMENT and one.verdict is not None and one.verdict.guard == UNRELIABLE
+
+
+def environment_streak(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """The last experiments in a row that failed because of the machine."""
+    streak: list[Experiment] = []
+    for one in reversed(experiments):
+        if one.status is not RowStatus.ENVIRONMENT:
+            break
+        streak.insert(0, one)
+    return streak
+
+
+def resting(experiments: Sequence[Experiment]) -> frozenset[str]:
+    """Targets that were unreliable twice in a row, until some others were measured since."""
+    last: dict[str, list[Experiment]] = {}
+    for one in experiments:
+        last.setdefault(one.target, []).append(one)
+    resting_ones = set()
+    for target, mine in last.items():
+        since = [one for one in experiments if one.number > mine[-1].number and one.status is not RowStatus.ENVIRONMENT]
+        if len(mine) > 1 and all(is_unreliable(one) for one in mine[-2:]) and len(since) < REST_EXPERIMENTS:
+            resting_ones.add(target)
+    return frozenset(resting_ones)
 
 
 def _chance(mine: Sequence[Experiment]) -> float:

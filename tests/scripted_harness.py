@@ -76,8 +76,8 @@ def judge(body):
     if status == "ours":
         raise RefusedError("ours", "the judge has a bug")
     guard = None
-    if status == "unjudgeable":
-        status, guard = "environment", "unjudgeable"
+    if status in {"unjudgeable", "unreliable"}:
+        status, guard = "environment", status
     accepted = status in {"keep", "discard"}
     ratio = float(speedup or 1)
     timing = {

@@ -1,10 +1,11 @@
 """The night: what is kept, what is taken out again, what stops it, and which target is next."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests_support import target, verdict
-from workspaces import drive, git, kernel, make_workspace, record, rows
+from workspaces import drive, git, kernel, make_workspace, record, rows, start
 
 from agent import policy, ranking
 from agent.budget import Budget, Spent, amended, exhausted
@@ -61,6 +62,19 @@ def test_interrupted_and_environment_rows_say_nothing_about_a_target():
     targets = [target("a", 0.31), target("b", 0.3)]
     nothing = [experiment(n, "a", RowStatus.ENVIRONMENT) for n in range(1, 9)]
     assert choose(targets, nothing) == "a"
+
+
+def test_a_target_that_was_unreliable_twice_rests_until_others_were_measured():
+    def busy(number):
+        one = experiment(number, "a", RowStatus.ENVIRONMENT)
+        return replace(one, verdict=replace(verdict(Status.ENVIRONMENT), guard="unreliable"))
+
+    noisy = [busy(1), busy(2)]
+    assert ranking.resting(noisy[:1]) == frozenset()
+    assert ranking.resting(noisy) == {"a"}
+    others = [experiment(n, "b", RowStatus.DISCARD) for n in (3, 4, 5)]
+    assert ranking.resting([*noisy, *others[:2]]) == {"a"}
+    assert ranking.resting([*noisy, *others]) == frozenset()
 
 
 def test_the_choice_is_the_same_every_time():
@@ -232,6 +246,22 @@ def test_a_machine_that_fails_three_times_stops_the_session_resumably(tmp_path):
     assert said.endswith("exit 3")
     assert "overnight resume night" in said
     assert statuses(workspace) == ["environment"] * 3
+
+
+def test_a_busy_machine_is_given_time_and_more_tries_before_the_session_stops(tmp_path):
+    busy = {f"000{n}_rmsnorm_a__x{n}.py": kernel("unreliable", name=str(n)) for n in range(1, 3)}
+    workspace = make_workspace(tmp_path, recordings={**busy, "0003_rmsnorm_a__calm.py": kernel()})
+    process = start(workspace, "run")
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "waiting" in line:
+            break
+    assert "too busy to measure on: waiting 10 s" in lines[-1]
+    process.terminate()
+    process.communicate(timeout=15)
+    assert process.returncode == 0
+    assert statuses(workspace) == ["environment"]
 
 
 def test_one_target_that_the_machine_cannot_judge_is_parked_and_the_night_goes_on(tmp_path):

@@ -69,11 +69,11 @@ def drive(
     return done.stdout + done.stderr + f"\nexit {done.returncode}"
 
 
-def start(folder: Path, verb: str, *arguments: str, name: str = "night") -> subprocess.Popen:
+def start(folder: Path, verb: str, *arguments: str, name: str = "night", output: int = subprocess.PIPE):
     """Start the supervisor and return at once."""
     return subprocess.Popen(
         [sys.executable, str(DRIVER), verb, str(folder), name, *arguments],
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
         env=ENVIRONMENT,
