@@ -25,7 +25,15 @@ OFF_SWITCH = "OVERNIGHT_DISABLE"
 class Optimized(nn.Module):
     """A model that runs its kernels; attributes that are not ours are the original's."""
 
-    def __init__(self, original: nn.Module, splicer: Splicer, options: Mapping[str, Any], scope: Scope | None) -> None:
+    def __init__(
+        self,
+        original: nn.Module,
+        splicer: Splicer,
+        options: Mapping[str, Any],
+        scope: Scope | None = None,
+        *,
+        dynamic: bool | None = None,
+    ) -> None:
         super().__init__()
         self.original = original
         self.splicer = splicer
@@ -35,7 +43,7 @@ class Optimized(nn.Module):
         self._graphs_seen = 0
         self._returns_state = False
         self.graphed = bool(options.get("triton.cudagraphs"))
-        self.compiled = torch.compile(original, dynamic=False, options=dict(options))
+        self.compiled = torch.compile(original, dynamic=dynamic, options=dict(options))
 
     @property
     def sites(self) -> SiteLog:
@@ -127,6 +135,7 @@ def optimize(
     kernels: Sequence[Kernel],
     *,
     cudagraphs: bool | None = None,
+    dynamic: bool | None = None,
     inductor: Mapping[str, Any] | None = None,
     under_compile: bool = True,
     large_outputs_outside: bool = False,
@@ -135,7 +144,8 @@ def optimize(
 ) -> Optimized:
     """The model with `kernels` in it.
 
-    `cudagraphs` defaults to whether the model lives on a GPU; `inductor` adds options for the rest of the model, as in
+    `cudagraphs` defaults to whether the model lives on a GPU; `dynamic` is torch.compile's, where None makes sizes
+    symbolic from the second one on, and False compiles for each size; `inductor` adds options for the rest of the model, as in
     torch.compile(options=); `under_compile` keeps the kernels when the user compiles around the result, which takes a
     pass in Inductor's global config; `large_outputs_outside` leaves a last linear layer out of the CUDA graphs, which
     saves copying its result. Raises InputError when a kernel's source does not load. Compilation happens at the
@@ -151,7 +161,7 @@ def optimize(
         "triton.cudagraphs": on_gpu if cudagraphs is None else cudagraphs,
         **_early(),
     }
-    return Optimized(model, splicer, options, Scope(splicer) if under_compile and kernels else None)
+    return Optimized(model, splicer, options, Scope(splicer) if under_compile and kernels else None, dynamic=dynamic)
 
 
 def _early() -> dict[str, str]:

@@ -148,11 +148,9 @@ def outside_domain(target: Target, bindings: Mapping[str, int]) -> str:
     """Why these sizes are not ones the kernel was verified for, or "".
 
     Fixed dims were compared by `match`; a named one must lie between the smallest and the largest size in
-    `Target.bindings`, where the judge checked the kernel. A symbolic size is outside, because nobody can promise what
-    it will be.
+    `Target.bindings`, where the judge checked the kernel. Asked of a symbolic size, the comparison becomes a guard of
+    the compiled graph: sizes on the other side of it are compiled, and decided, anew.
     """
-    if any(not isinstance(size, int) for size in bindings.values()):
-        return "a size is symbolic"
     for name, size in bindings.items():
         known = [sizes[name] for sizes in target.bindings if name in sizes]
         if not known or not min(known) <= size <= max(known):
@@ -171,8 +169,6 @@ def unsafe(region: Site) -> str:
     border = [value_of(node) for node in (*region.inputs, *region.outputs)]
     if not all(isinstance(value, torch.Tensor) for value in border):
         return "a border value is not a tensor"
-    if any(not isinstance(size, int) for value in border for size in (*value.shape, *value.stride())):
-        return "a border size is symbolic"
     inside = set(region.nodes)
     readers = {node for node in region.nodes if any(user not in inside for user in node.users)}
     if not readers <= set(region.outputs):
