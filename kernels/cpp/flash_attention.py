@@ -405,7 +405,7 @@ NUMBERS = ctypes.c_int64 * 21
 def attend(Q, K, V, out, causal, sm_scale, mask=None):
     """Write softmax(Q·Kᵀ·sm_scale + mask)·V to `out`; every tensor [B, H, S, D] with a dense last dimension.
 
-    K and V may have fewer heads (a divisor of Q's). `mask` is float32, added, broadcastable to [B, H, queries, keys].
+    K and V may have fewer heads (a divisor of Q's). `mask` is added; it is broadcastable to [B, H, queries, keys].
     """
     if sm_scale <= 0:  # the kernel scales differences to the largest score
         Q, sm_scale = Q * sm_scale, 1.0
@@ -413,7 +413,7 @@ def attend(Q, K, V, out, causal, sm_scale, mask=None):
     keys = K.shape[2]
     strides = (0, 0, 0)
     if mask is not None:
-        mask = mask.expand(batch, heads, queries, keys)
+        mask = mask.to(torch.float32).expand(batch, heads, queries, keys)
         if mask.stride(3) != 1:
             mask = mask.contiguous()
         strides = mask.stride()[:3]

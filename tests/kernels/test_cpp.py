@@ -3,9 +3,11 @@
 Covers what a kernel file promises by itself; the judge's own stages, secret seeds and timing are tested elsewhere.
 """
 
+import ast
 import importlib.util
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,9 +32,9 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def load(name: str) -> ModuleType:
+def load(name: str, path: Path | None = None) -> ModuleType:
     """Import a kernel file as the worker does: by path, as a module of its own."""
-    spec = importlib.util.spec_from_file_location(f"cpp_{name}", KERNELS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"cpp_{name}", path or KERNELS / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -345,11 +347,49 @@ def test_without_a_compiler_the_error_names_it_and_the_remedy(tmp_path: Path) ->
     assert "g++ is not installed" in result.stderr
 
 
+def tunables(text: str) -> dict[str, list[int]]:
+    """The TUNABLES literal of a kernel file."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "TUNABLES":
+            found: dict[str, list[int]] = ast.literal_eval(node.value)
+            return found
+    return {}
+
+
 def test_every_file_declares_dtypes_and_reads_tunables_from_the_first_element() -> None:
-    for path in KERNELS.glob("*.py"):
+    paths = sorted(KERNELS.glob("*.py"))
+    assert {op.name for op in OPS} <= {path.stem for path in paths}
+    for path in paths:
         text = path.read_text()
         assert "\nDTYPES = (" in text, path.name
-        for line in text.splitlines():
-            if line.startswith("TUNABLES = "):
-                for name in eval(line.removeprefix("TUNABLES = ")):
-                    assert f'\n{name} = TUNABLES["{name}"][0]' in text, (path.name, name)
+        for name in tunables(text):
+            assert f'\n{name} = TUNABLES["{name}"][0]' in text, (path.name, name)
+
+
+def test_functions_that_files_share_are_the_same_text_in_all_of_them() -> None:
+    seen: dict[str, tuple[str, str]] = {}
+    for path in sorted(KERNELS.glob("*.py")):
+        for body in re.findall(
+            r"^(?:template <class T> )?static inline [^\n]*\{\n.*?^\}$", path.read_text(), re.M | re.S
+        ):
+            head = body.split("{", 1)[0]
+            owner, first = seen.setdefault(head, (path.name, body))
+            assert body == first, f"{head.strip()} differs between {owner} and {path.name}"
+    assert any(head.startswith("static inline vf vexp") for head in seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_value_of_every_tunable_computes_the_same(op: Op, tmp_path: Path) -> None:
+    text = (KERNELS / f"{op.name}.py").read_text()
+    for name, values in tunables(text).items():
+        for value in values[1:]:
+            file = tmp_path / f"{op.name}_{name}_{value}.py"
+            file.write_text(text.replace(f'{name} = TUNABLES["{name}"][0]', f"{name} = {value}"))
+            module = load(op.name, file)
+            torch.manual_seed(16)
+            for make in op.inputs:
+                inputs = make()
+                truth = leaves(op.truth(*(t.double() if t.is_floating_point() else t for t in inputs)))
+                for mine, right in zip(leaves(module.kernel_fn(*inputs)), truth, strict=True):
+                    close(mine, right, op.units)
