@@ -70,8 +70,16 @@ class Judge:
     def judge(self, request: JudgeRequest, emit: EventSink) -> Verdict:
         """Judge one file. Raises InputError for what the user gave, MachineError where no worker can run at all."""
         target = resolve(request)
-        trial = _Trial(self, request, target, emit)
-        return trial.verdict()
+        verdict = _Trial(self, request, target, emit).verdict()
+        self._make_ready(request.device)
+        return verdict
+
+    def _make_ready(self, device: str) -> None:
+        """Between verdicts: the next worker warmed, the judge's own device memory given back."""
+        if device in self._workshops:
+            self._workshops[device].prepare_next()
+        if device == "cuda" and torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def sandbox_layers(self) -> list[str]:
         """The layers that workers really run under, missing ones named with the reason."""
