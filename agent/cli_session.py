@@ -68,9 +68,10 @@ def run(
     from agent.cli_measure import choice
     from agent.config import load_config
     from agent.machine import default_device
+    from agent.opening import create
     from agent.places import SessionPlaces
     from agent.repository import workspace_root
-    from agent.session import Options, create
+    from agent.session import Options
     from harness.records import LibraryPolicy
 
     root = workspace_root(Path.cwd())
@@ -168,9 +169,9 @@ def verify(
 ) -> None:
     """Measure the whole model with the kept kernels against eager, CUDA graph, compile and max-autotune."""
     from agent.json_reports import VERIFY_MODES, verify_json
+    from agent.measuring import verify_session
     from agent.places import find_session
     from agent.repository import workspace_root
-    from agent.session import verify_session
     from agent.tables import print_verify
     from agent.verbs import scratch_folder
 

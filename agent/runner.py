@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent import loop, session
+from agent import loop, measuring, opening
 from agent.budget import Budget, amended
 from agent.config import Config
 from agent.errors import InputError, MachineError, OvernightError, StopRequestedError
@@ -92,7 +92,7 @@ def run_session(
     stop.listen(detached=detached)
     harness = Harness(places.root, places.log, stop, show.event, harness_entry)
     try:
-        with session.open_session(
+        with opening.open_session(
             places,
             harness,
             show,
@@ -116,7 +116,7 @@ def _whole_night(opened: Session) -> int:
         outcome = loop.night(opened)
     except InputError:
         if opened.report is None and not opened.journal.experiments() and opened.branch.tip() is None:
-            session.discard(opened.places)  # it never got as far as a profile: nothing stays behind
+            opening.discard(opened.places)  # it never got as far as a profile: nothing stays behind
         raise
     opened.say(f"{outcome.ending}: {outcome.reason}")
     if outcome.ending is not Ending.STOPPED:
@@ -127,12 +127,12 @@ def _whole_night(opened: Session) -> int:
 
 
 def _verify_at_end(opened: Session) -> None:
-    kernels = session.kept_kernels(opened.targets, opened.experiments())
+    kernels = measuring.kept_kernels(opened.targets, opened.experiments())
     if not kernels:
         return
     opened.say(f"final verification of the model with {len(kernels)} kept kernel{'s' * (len(kernels) > 1)}")
     try:
-        report = loop.verify(opened, kernels, VERIFY_MODES)
+        report = measuring.verify(opened, kernels, VERIFY_MODES)
     except OvernightError as error:
         opened.say(f"the final verification failed: {error}")
         return

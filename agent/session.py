@@ -1,32 +1,29 @@
 """One session: its files, branch, journal, lock and settings, opened together."""
 
 import hashlib
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent import fingerprint as fingerprints
-from agent import repository, results
+from agent import results
 from agent.budget import Budget, Spent, exhausted
 from agent.errors import InputError
 from agent.journal import Journal
 from agent.lock import SessionLock
-from agent.places import STATE_FOLDER, SessionPlaces, write_whole
-from agent.policy import best_disjoint, duplicate_of
+from agent.places import SessionPlaces, write_whole
+from agent.policy import duplicate_of
 from agent.proposers.base import Proposer
-from agent.ranking import gained
 from agent.records import Attempt, Brief, Candidate, Command, Experiment, InvalidReply, RowStatus
 from agent.repository import SessionBranch
 from agent.verbs import Harness
 from harness import wire
-from harness.records import KeptKernel, LibraryPolicy, ModelSpec, ProfileReport, Target, VerifyReport, VerifyRequest
+from harness.records import LibraryPolicy, ModelSpec, ProfileReport, Target, VerifyReport
 from harness.rpc import EventSink
 
 Say = Callable[[str], None]
+NOT_COUNTED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,6 @@ class Show:
     event: EventSink
     ranking: Callable[[ProfileReport], None]
     verification: Callable[[VerifyReport], None]
-
-
-NOT_COUNTED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
 
 
 @dataclass(frozen=True)
@@ -217,96 +211,12 @@ def attempt(experiment: Experiment, journal: Journal) -> Attempt:
     )
 
 
-def create(root: Path, name: str, options: Options) -> None:
-    """Make a new session's journal with its settings; checks first everything that a night would stumble over.
-
-    Raises InputError before anything is written when git, results.tsv or the name are not fit.
-    """
-    places = SessionPlaces(root, name)
-    if places.folder.exists():
-        raise InputError(
-            f"Session {name} exists: continue it with `overnight resume {name}`, or choose another --name."
-        )
-    results.check_file(places.results)
-    repository.open_branch(root, name, places.worktree).close()
-    if name in repository.session_branches(root):
-        raise InputError(
-            f"Branch overnight/{name} is left of an earlier session: choose another --name, or delete it with"
-            f" `git branch -D overnight/{name}`."
-        )
-    repository.exclude_state(root)
-    journal = Journal(places.journal)
-    try:
-        journal.set_note("options", wire.to_json(options))
-        journal.set_note("fingerprint", _fingerprint_text(options, root))
-    finally:
-        journal.close()
-
-
-def discard(places: SessionPlaces) -> None:
-    """Remove a session that never got as far as a profile: nothing stays behind."""
-    shutil.rmtree(places.folder, ignore_errors=True)
-    with_others = any((places.root / STATE_FOLDER).glob("*"))
-    if not with_others:
-        repository.exclude_state(places.root, excluded=False)
-        shutil.rmtree(places.root / STATE_FOLDER, ignore_errors=True)
-
-
 def read_options(journal: Journal) -> Options:
     """The stored settings."""
     text = journal.note("options")
     if text is None:
         raise InputError(f"{journal.path} holds no session settings: delete its folder and start a new session.")
     return wire.from_json(Options, text)
-
-
-def open_session(
-    places: SessionPlaces,
-    harness: Harness,
-    show: Show,
-    make_proposer: Callable[[Options], Proposer],
-    *,
-    change: Callable[[Options], Options] = lambda options: options,
-    accept_change: bool = False,
-) -> Session:
-    """Take the lock, open everything, check that model and machine are still the same. Raises InputError."""
-    results.check_file(places.results)
-    lock = SessionLock(places.lock)
-    stale = lock.take()
-    journal = Journal(places.journal)
-    try:
-        stored = read_options(journal)
-        options = change(stored)
-        _check_fingerprint(journal, options, places, show.say, accept_change=accept_change)
-        proposer = make_proposer(options)
-        branch = repository.open_branch(places.root, places.name, places.worktree)
-    except BaseException:
-        journal.close()
-        lock.release()
-        raise
-    if options != stored:
-        journal.set_note("options", wire.to_json(options))
-    if stale:
-        show.say(stale)
-    return Session(places, options, journal, branch, lock, harness, proposer, show, places.read_profile())
-
-
-def open_branch_of(session: Session) -> None:
-    """Make or repair branch and worktree; says what was repaired and what of the user's set-up is bypassed."""
-    branch, journal = session.branch, session.journal
-    if journal.note("base") is None:
-        journal.set_note("base", branch.head())
-    branch.base = journal.note("base") or ""
-    if branch.tip() is None and journal.note("tip") is None:
-        switches = repository.commit_switches(session.places.root)
-        if switches:
-            session.say(f"{' and '.join(switches)} are bypassed on {branch.branch}")
-    branch.check_not_checked_out()
-    experiments = journal.experiments()
-    repaired = branch.check_tip(journal.note("tip"), experiments[-1].number if experiments else 0)
-    for line in [*repaired, *branch.open_worktree()]:
-        session.say(line)
-    note_tip(session)
 
 
 def note_tip(session: Session) -> None:
@@ -316,70 +226,8 @@ def note_tip(session: Session) -> None:
         session.journal.set_note("tip", tip)
 
 
-def _check_fingerprint(
-    journal: Journal, options: Options, places: SessionPlaces, say: Say, *, accept_change: bool
-) -> None:
-    now = _fingerprint_text(options, places.root)
-    stored = journal.note("fingerprint")
-    if stored == now:
-        return
-    before: Mapping[str, str] = wire.from_json(dict, stored or "{}")
-    model, machine = fingerprints.changes(before, wire.from_json(dict, now))
-    if model and not accept_change:
-        raise InputError(
-            f"The model has changed since session {places.name} began ({', '.join(model)}): resume with"
-            " --accept-change to profile it again, or start a new session."
-        )
-    journal.set_note("fingerprint", now)
-    if places.profile.exists():
-        places.profile.replace(places.profile_before)
-    say(f"changed since the last run: {', '.join([*model, *machine])}; the model is profiled and measured again")
-
-
-def _fingerprint_text(options: Options, root: Path) -> str:
-    return wire.to_json(fingerprints.fingerprint(options.model, options.device, root))
-
-
-def with_budget(options: Options, budget: Budget) -> Options:
-    """The same session with another budget."""
-    return replace(options, budget=budget)
-
-
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
-
-
-def kept_kernels(targets: Sequence[Target], experiments: Sequence[Experiment]) -> dict[str, Candidate]:
-    """The kernels to splice in, by target: the best disjoint choice of what is kept."""
-    latest, saved = {}, {}
-    for target in targets:
-        mine = [one for one in experiments if one.target == target.id and one.status is RowStatus.KEEP]
-        if mine and mine[-1].candidate:
-            latest[target.id] = mine[-1].candidate
-            saved[target.id] = target.time_us * len(target.call_sites) * max(1.0 - 1.0 / gained(mine), 0.0) + 1e-9
-    return {name: latest[name] for name in sorted(best_disjoint(targets, saved))}
-
-
-def verify_request(
-    model: ModelSpec,
-    places: SessionPlaces,
-    kernels: Mapping[str, Candidate],
-    modes: tuple[str, ...],
-    *,
-    bisect: bool = False,
-) -> VerifyRequest:
-    """Ask for the model with those kernels in it."""
-    pairs = tuple(KeptKernel(str(places.target_file(name)), one.source) for name, one in kernels.items())
-    return VerifyRequest(model, pairs, modes, bisect)
-
-
-def verify_session(harness: Harness, places: SessionPlaces, modes: tuple[str, ...], *, bisect: bool) -> VerifyReport:
-    """Measure a session's model with what it keeps; works beside a running session."""
-    profile = places.read_profile()
-    with closing(Journal(places.journal)) as journal:
-        options, experiments = read_options(journal), still_valid(journal)
-    kernels = kept_kernels(profile.targets if profile else (), experiments)
-    return harness.verify(verify_request(options.model, places, kernels, modes, bisect=bisect))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agent import journal, repository, runner, session
+from agent import journal, opening, repository, runner, session
 from agent.budget import amended
 from agent.errors import OvernightError
 from agent.places import SessionPlaces
@@ -46,7 +46,7 @@ def main() -> int:
             model = ModelSpec(f"{root / 'model.py'}:Net", device="cpu")
             proposer = runner.absolute_proposer(arguments.proposer)
             options = session.Options(model, "cpu", proposer, command=Command((arguments.command or "",)))
-            session.create(root, arguments.name, options)
+            opening.create(root, arguments.name, options)
         return runner.run_session(
             places,
             show=session.Show(

@@ -12,7 +12,7 @@ AGENT_LAYERS = (
     {"errors", "records", "stopping", "machine"},
     {"budget", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"},
     {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"},
-    {"session", "loop", "runner", "report"},
+    {"session", "opening", "measuring", "experiment", "loop", "runner", "report"},
     {"cli_options", "cli_measure", "cli_session", "cli_read", "cli", "__main__"},
 )
 
