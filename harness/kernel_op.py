@@ -191,6 +191,8 @@ def _backward(reference: Callable[..., Any]) -> Callable[..., Any]:
         outputs = (result,) if isinstance(result, torch.Tensor) else tuple(result)
         pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None and y.requires_grad]
         wanted = [value for value in inputs if value.requires_grad]
+        if not pairs or not wanted:
+            return (None,) * len(needs)
         found = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
         remaining = iter(found)
         return tuple(next(remaining) if need else None for need in needs)

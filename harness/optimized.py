@@ -43,7 +43,8 @@ class Optimized(nn.Module):
         self._graphs_seen = 0
         self._returns_state = False
         self.graphed = bool(options.get("triton.cudagraphs"))
-        self.compiled = torch.compile(original, dynamic=dynamic, options=dict(options))
+        # Not as a submodule: it holds the original a second time, and would double the state dict.
+        self.__dict__["compiled"] = torch.compile(original, dynamic=dynamic, options=dict(options))
 
     @property
     def sites(self) -> SiteLog:
@@ -70,13 +71,19 @@ class Optimized(nn.Module):
         if not self.graphed:
             return self.compiled(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
+        given = pytree.tree_leaves((args, kwargs))
+        lasting = _storages(given) | _storages([holder[key] for holder, key in held_tensors(given)])
         with self._listener.call() as made:
             result = self.compiled(*args, **kwargs)
         flat, structure = pytree.tree_flatten(result)
-        lasting = _storages(pytree.tree_leaves((args, kwargs))) | self._state_returned(flat)
+        lasting |= self._state_returned(flat)
         if self._listener.reliable(made, self.sites.graphs):
             lasting |= made
-        return pytree.tree_unflatten(owned(flat, lasting), structure)
+        held = held_tensors([*flat, *given])  # a cache that the call has filled or extended
+        mine = owned([*flat, *(holder[key] for holder, key in held)], lasting)
+        for (holder, key), tensor in zip(held, mine[len(flat) :], strict=True):
+            holder[key] = tensor
+        return pytree.tree_unflatten(mine[: len(flat)], structure)
 
     def _traced(self, args: Any, kwargs: Any) -> Any:
         """Inside somebody else's graph: the original's operations, marked as ours for the global pass."""
@@ -107,6 +114,33 @@ class Optimized(nn.Module):
 
 def _storages(leaves: Sequence[Any]) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def held_tensors(leaves: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Where objects among the leaves (caches, outputs that are no pytrees) hold tensors: (dict or list, key) pairs."""
+    found: list[tuple[Any, Any]] = []
+    seen: set[int] = set()
+
+    def visit(value: Any) -> None:
+        if id(value) in seen or isinstance(value, torch.Tensor | nn.Module | type) or callable(value):
+            return
+        seen.add(id(value))
+        content = value if isinstance(value, dict | list) else getattr(value, "__dict__", None)
+        if content is None:
+            return
+        for key, item in content.items() if isinstance(content, dict) else enumerate(content):
+            if isinstance(item, torch.Tensor):
+                found.append((content, key))
+            elif isinstance(item, tuple):
+                for part in item:
+                    visit(part)
+            else:
+                visit(item)
+
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor | int | float | str | None):
+            visit(leaf)
+    return found
 
 
 def owned(leaves: Sequence[Any], lasting: set[int]) -> list[Any]:
@@ -144,12 +178,12 @@ def optimize(
 ) -> Optimized:
     """The model with `kernels` in it.
 
-    `cudagraphs` defaults to whether the model lives on a GPU; `dynamic` is torch.compile's, where None makes sizes
-    symbolic from the second one on, and False compiles for each size; `inductor` adds options for the rest of the model, as in
-    torch.compile(options=); `under_compile` keeps the kernels when the user compiles around the result, which takes a
-    pass in Inductor's global config; `large_outputs_outside` leaves a last linear layer out of the CUDA graphs, which
-    saves copying its result. Raises InputError when a kernel's source does not load. Compilation happens at the
-    first call with each set of input shapes.
+    `cudagraphs` defaults to whether the model lives on a GPU. `dynamic` is torch.compile's: None makes sizes symbolic
+    from the second one on, False compiles for each size. `inductor` adds options for the rest of the model, as in
+    torch.compile(options=). `under_compile` keeps the kernels when the user compiles around the result, which takes a
+    pass in Inductor's global config. `large_outputs_outside` leaves a last linear layer out of the CUDA graphs, which
+    saves copying its result. Compilation happens at the first call with each set of input shapes. Raises InputError
+    when a kernel's source does not load.
     """
     finish = free_outputs if large_outputs_outside else None
     splicer = Splicer([build_op(kernel) for kernel in kernels], find, match, finish)

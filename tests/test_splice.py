@@ -10,7 +10,7 @@ from torch import nn
 
 from harness.errors import InputError
 from harness.kernel_op import Kernel, build_op
-from harness.optimized import Optimized, optimize, owned
+from harness.optimized import Optimized, held_tensors, optimize, owned
 from harness.outputs import like_original
 from harness.records import Role
 from harness.soundness import check
@@ -352,7 +352,11 @@ def test_a_file_without_kernel_fn_is_the_users_error():
 
 def test_attributes_of_the_original_are_reachable():
     model = SiluUp()
-    assert optimize(model, []).gate is model.gate
+    optimized = optimize(model, [])
+    assert optimized.gate is model.gate
+    assert set(optimized.state_dict()) == {f"original.{name}" for name in model.state_dict()}
+    with pytest.raises(AttributeError):
+        _ = optimized.nonsense
 
 
 def test_a_copy_of_a_view_has_the_same_strides():
@@ -378,6 +382,36 @@ def test_owned_outputs_are_copies_that_share_memory_as_before_and_leave_inputs_a
     assert mine[2].stride() == (1, 6)
     assert mine[4].stride() == (8, 2)
     assert torch.equal(mine[4], wide[:, ::2])
+
+
+class Cache:
+    def __init__(self):
+        self.layers = [SimpleNamespace(keys=None, length=0)]
+
+
+class Grows(nn.Module):
+    """Extends a cache object, as language models do while they generate."""
+
+    def forward(self, x, cache=None):
+        cache = cache or Cache()
+        layer = cache.layers[0]
+        new = torch.sigmoid(x) * 2
+        layer.keys = new if layer.keys is None else torch.cat([layer.keys, new])
+        return torch.tanh(layer.keys) * 2, cache
+
+
+def test_a_cache_object_keeps_tensors_of_its_own():
+    model, x = Grows().eval(), torch.randn(3, 8)
+    optimized = optimize(model, identity_kernels(model, (x,)), cudagraphs=True)
+    with torch.no_grad():
+        mine, theirs = optimized(x)[1], model(x)[1]
+        before = mine.layers[0].keys
+        assert [key for _, key in held_tensors([mine])] == ["keys"]
+        for _ in range(2):
+            (given, mine), (wanted, theirs) = optimized(x, cache=mine), model(x, cache=theirs)
+            assert torch.allclose(given, wanted, atol=1e-6)
+            assert torch.allclose(mine.layers[0].keys, theirs.layers[0].keys, atol=1e-6)
+        assert torch.equal(before, torch.sigmoid(x) * 2)
 
 
 class Head(nn.Module):
