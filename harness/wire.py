@@ -8,8 +8,12 @@ from typing import Any, TypeVar
 Record = TypeVar("Record")
 
 
+def _adapter(kind: Any) -> Any:
+    return _built(kind)
+
+
 @lru_cache(maxsize=64)
-def _adapter(kind: type) -> Any:
+def _built(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
