@@ -157,6 +157,11 @@ class Worker:
         slots = [asdict(slot) for slot in outputs]
         return self._call_report(self._ask({"verb": "collect", "index": index, "outputs": slots}, timeout_s))
 
+    @property
+    def guard_pid(self) -> int:
+        """The guard, whose descendants are the worker's whole tree."""
+        return self._guard
+
     def census(self) -> Census:
         """Count the worker's processes and threads from outside."""
         processes = threads = 0
