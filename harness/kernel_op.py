@@ -136,12 +136,16 @@ def _guarded(module: ModuleType, target: Target, calls: list[int], packer: Packe
     kernel_fn: Callable[..., Any] = module.kernel_fn
     constants = dict(target.constants)
     prepare: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = packer or (lambda inputs: inputs)
-    single = len(target.outputs) == 1
+    count = len(target.outputs)
+    single = count == 1
 
     def run(*inputs: torch.Tensor) -> Any:
         calls[0] += 1
         result = kernel_fn(*prepare(inputs), **constants)
         outputs = (result,) if single else tuple(result)
+        if len(outputs) != count or not all(isinstance(output, torch.Tensor) for output in outputs):
+            kinds = ", ".join(type(output).__name__ for output in outputs)
+            raise RuntimeError(f"the kernel of {target.id} returned ({kinds}) where {count} tensors were expected.")
         for output in outputs:
             if output.numel() and any(output.data_ptr() == value.data_ptr() for value in inputs):
                 raise RuntimeError(

@@ -344,6 +344,14 @@ def test_a_kernel_that_returns_its_input_is_refused_at_run_time():
         optimized(x)
 
 
+def test_a_kernel_that_returns_too_much_is_named():
+    model, x = SiluUp().eval(), torch.randn(4, 8)
+    source = "def kernel_fn(gate, up):\n    return gate * up, up + 1\n"
+    optimized = optimize(model, [kernel := silu_kernel(model, source, x)])
+    with torch.no_grad(), pytest.raises(RuntimeError, match=f"kernel of {kernel.target.id} returned .tuple."):
+        optimized(x)
+
+
 def test_a_file_without_kernel_fn_is_the_users_error():
     model, x = SiluUp().eval(), torch.randn(4, 8)
     with pytest.raises(InputError, match="defines no kernel_fn"):
