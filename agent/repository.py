@@ -323,6 +323,7 @@ def commit_switches(folder: Path) -> list[str]:
 
 
 def _check(repo: "Repo") -> None:
+    repo.git.rev_parse("--git-dir")  # fails with git's own words where git will not work for us ("dubious ownership")
     if repo.bare:
         raise InputError(f"{repo.git_dir} is a bare repository: start in a checkout of it (git clone).")
     if not repo.head.is_valid():
@@ -341,7 +342,6 @@ def _check(repo: "Repo") -> None:
         raise InputError(
             f"{lock} exists: another git command is running, or one died; if none is running, delete that file."
         )
-    repo.git.rev_parse("HEAD")  # says "dubious ownership" where git will not work for us
 
 
 def _identity(repo: "Repo") -> dict[str, str]:

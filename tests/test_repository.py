@@ -194,6 +194,14 @@ def test_no_repository_no_commit_and_a_bare_repository_are_said(tmp_path):
         repository.open_branch(tmp_path / "bare.git", "night", tmp_path / "worktree")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_a_repository_of_another_user_is_said_with_gits_own_remedy(workspace):
+    for path in [workspace, *workspace.rglob("*")]:
+        os.chown(path, 65534, 65534)
+    with pytest.raises(InputError, match=r"belongs to another user.*safe\.directory"):
+        repository.open_branch(workspace, "night", workspace / ".overnight/night/worktree")
+
+
 def test_a_detached_head_is_fine(workspace, tmp_path):
     git(workspace, "checkout", "-q", "--detach")
     with repository.open_branch(workspace, "night", workspace / ".overnight/night/worktree") as branch:
