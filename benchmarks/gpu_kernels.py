@@ -534,8 +534,8 @@ def sweep_of(case: Timed, backend: str, values: dict[str, list[Any]]) -> dict[st
     """The tunables worth a product for one case, and their values: those that its path through the file reads."""
     long = "50257" in case.name
     names = {
-        "cuda": ["THREADS", "UNROLL", "HEADS", "LOAD", "CLUSTER", "STAGED_THREADS", "STAGED_BLOCKS", "KEEP", "WAVES"],
-        "triton": ["ELEMENTS_PER_THREAD", "STORE", "BLOCK", "WARPS", "HEADS", "TILE", "ONLINE_BLOCK"],
+        "cuda": ["THREADS", "UNROLL", "HEADS", "LOAD", "STAGED_THREADS", "STAGED_BLOCKS", "KEEP", "WAVES"],
+        "triton": ["ELEMENTS_PER_THREAD", "BLOCK", "WARPS", "HEADS", "TILE", "ONLINE_BLOCK"],
     }[backend]
     if backend == "triton" and not case.moved:
         names = ["TILE", "DESCRIBED", "GATED_TILE", "DOWN_TILE", "DESCRIPTORS"]
@@ -547,7 +547,7 @@ def sweep_of(case: Timed, backend: str, values: dict[str, list[Any]]) -> dict[st
     if "norm" not in case.op and case.op != "softmax" and case.moved:  # the rest has been swept more widely before
         chosen = {name: v[:2] for name, v in chosen.items()}
     if "LOAD" in chosen:
-        chosen["LOAD"] = [1] if long or case.op == "groupnorm" else [1, 0]
+        chosen["LOAD"] = [0] if long else [0, 1]
     if "WAVES" in chosen:
         chosen["WAVES"] = [0, 1] if case.op == "add_rmsnorm" else [0]
     return chosen

@@ -13,9 +13,9 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "THREADS": [256, 128, 512, 64],  # a block's share of one row, before a thread takes more vectors
+    "THREADS": [128, 256, 512, 64],  # a block's share of one row, before a thread takes more vectors
     "WAVES": [0, 1, 2],  # blocks per resident slot of a persistent grid; 0: one block per row
-    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
+    "LOAD": [0, 1, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
     "UNROLL": [4, 2, 8],  # loads in flight for rows too long for registers
     "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
@@ -133,59 +133,6 @@ template <class Op> __device__ __forceinline__ float reduce_row(float value, flo
 #pragma unroll
     for (int offset = 16; offset; offset /= 2) value = Op::join(value, __shfl_xor_sync(~0u, value, offset));
     return value;
-}
-
-// Count, mean and sum of squared deviations of some elements; joined as Chan, Golub and LeVeque (1983) do.
-struct Moments { float count, mean, square; };
-__device__ __forceinline__ Moments join(Moments a, Moments b) {
-    const float count = a.count + b.count, apart = b.mean - a.mean;
-    const float share = count > 0 ? __fdividef(b.count, count) : 0.0f;
-    return {count, a.mean + apart * share, a.square + b.square + (apart * a.count) * (apart * share)};
-}
-__device__ __forceinline__ Moments join_warp(Moments own) {
-#pragma unroll
-    for (int offset = 16; offset; offset /= 2) {
-        const Moments other = {__shfl_xor_sync(~0u, own.count, offset), __shfl_xor_sync(~0u, own.mean, offset),
-                               __shfl_xor_sync(~0u, own.square, offset)};
-        // Both partners must compute the same bits: the lower lane's moments come first.
-        own = threadIdx.x & offset ? join(other, own) : join(own, other);
-    }
-    return own;
-}
-// Over the threads of one row, as reduce_row.
-__device__ __forceinline__ Moments join_row(Moments own, Moments* scratch) {
-    own = join_warp(own);
-    if (blockDim.x == 32) return own;
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
-    __syncthreads();
-    const bool filled = threadIdx.x % 32 < blockDim.x / 32;
-    return join_warp(filled ? scratch[threadIdx.x % 32] : Moments{0, 0, 0});
-}
-// Many unpacked values would not fit: hides the vectors from the compiler so that it unpacks them again.
-template <int CHUNKS> __device__ __forceinline__ void repack(uint4 (&raw)[CHUNKS]) {
-    if constexpr (CHUNKS < 8) return;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) asm("" : "+r"(raw[c].x), "+r"(raw[c].y), "+r"(raw[c].z), "+r"(raw[c].w));
-}
-// Of one thread's vectors, where `inside` says which elements count.
-template <int CHUNKS, class Inside>
-__device__ __forceinline__ Moments moments_of(uint4 (&raw)[CHUNKS], Inside inside) {
-    float count = 0, total = 0, square = 0;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        const Vector value = unpack(raw[c]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) if (inside(c, j)) total += value.v[j], count += 1;
-    }
-    const float mean = count > 0 ? __fdividef(total, count) : 0.0f;
-    repack(raw);
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        const Vector value = unpack(raw[c]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) if (inside(c, j)) square += (value.v[j] - mean) * (value.v[j] - mean);
-    }
-    return {count, mean, square};
 }
 
 // A row need not begin on a 16-byte boundary: vectors are those of memory, `head` elements of the first lie before it.
@@ -311,7 +258,7 @@ template <int CHUNKS, bool WHOLE>
 __global__ void __launch_bounds__(512)
 add_layernorm_rows(const T* x, const T* residual, const T* weight, const T* bias, T* sums, T* y,
     int64_t rows, int n, float eps) {
-    __shared__ Moments scratch[2][32];
+    __shared__ float scratch[2][2][32];
     start();
     int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const int64_t step = int64_t(gridDim.x) * blockDim.y;
@@ -330,21 +277,35 @@ add_layernorm_rows(const T* x, const T* residual, const T* weight, const T* bias
         for (int c = 0; c < CHUNKS; c++) raw[c] = add16(raw[c], raw_residual[c]);
         if (sums) store_row<WHOLE>(raw, sums + row * n, n);
         const int head = WHOLE ? 0 : head_of(x + row * n);
-        const Moments all = join_row(moments_of(raw, [&](int c, int j) {
+        Vector value[CHUNKS];
+        float total = 0;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            value[c] = unpack(raw[c]);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) total += value[c].v[j];
+        }
+        const float mean = reduce_row<Sum>(total, scratch[turn][0]) / n;
+        total = 0;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
             const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-            return WHOLE ? first < n : first + j >= 0 && first + j < n;
-        }), scratch[turn]);
-        const float inverse = rsqrtf(all.square / n + eps);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                value[c].v[j] -= mean;
+                if (WHOLE ? first < n : first + j >= 0 && first + j < n) total += value[c].v[j] * value[c].v[j];
+            }
+        }
+        const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[turn][1]) / n + eps);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
             if (first >= n) continue;
-            Vector value = unpack(raw[c]);
             const Vector scale = columns<WHOLE>(weight, first, n);
             const Vector shift = columns<WHOLE>(bias, first, n);
 #pragma unroll
-            for (int j = 0; j < VEC; j++) value.v[j] = (value.v[j] - all.mean) * inverse * scale.v[j] + shift.v[j];
-            raw[c] = pack(value);
+            for (int j = 0; j < VEC; j++) value[c].v[j] = value[c].v[j] * inverse * scale.v[j] + shift.v[j];
+            raw[c] = pack(value[c]);
         }
         store_row<WHOLE>(raw, y + row * n, n);
         if (!more) return;

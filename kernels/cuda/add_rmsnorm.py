@@ -15,7 +15,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     "THREADS": [256, 128, 512, 64],  # a block's share of one row, before a thread takes more vectors
     "WAVES": [0, 1, 2],  # blocks per resident slot of a persistent grid; 0: one block per row
-    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
+    "LOAD": [0, 1, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
     "UNROLL": [4, 2, 8],  # loads in flight for rows too long for registers
     "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
@@ -258,7 +258,7 @@ template <int CHUNKS, bool WHOLE>
 __global__ void __launch_bounds__(512)
 add_rmsnorm_rows(const T* x, const T* residual, const T* weight, T* sums, T* y,
     int64_t rows, int n, float eps) {
-    __shared__ float scratch[2][32];
+    __shared__ float scratch[2][1][32];
     start();
     int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     const int64_t step = int64_t(gridDim.x) * blockDim.y;
@@ -284,13 +284,13 @@ add_rmsnorm_rows(const T* x, const T* residual, const T* weight, T* sums, T* y,
 #pragma unroll
             for (int j = 0; j < VEC; j++) total += value.v[j] * value.v[j];
         }
-        const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[turn]) / n + eps);
+        const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[turn][0]) / n + eps);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
             if (first >= n) continue;
-            Vector value = unpack(raw[c]);
             const Vector scale = columns<WHOLE>(weight, first, n);
+            Vector value = unpack(raw[c]);
 #pragma unroll
             for (int j = 0; j < VEC; j++) value.v[j] *= inverse * scale.v[j];
             raw[c] = pack(value);

@@ -15,7 +15,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     "THREADS": [128, 256, 512],
     "UNROLL": [2, 4, 1],  # 16-byte loads in flight a thread
-    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
+    "LOAD": [0, 1, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
     "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }
@@ -117,7 +117,7 @@ template <bool TANH> __device__ __forceinline__ float gelu(float x) {
     if constexpr (TANH) {
         const float twice = 1.5957691216057308f * (x + 0.044715f * x * x * x);
         if (x == -INFINITY) return NAN;  // -inf · 0, as PyTorch has it
-        if constexpr (std::is_same_v<T, float>) return x / (1.0f + expf(-twice));
+        if constexpr (std::is_same_v<T, float>) return __fdividef(x, 1.0f + expf(-twice));
         return __fdividef(x, 1.0f + __expf(-twice));
     } else if constexpr (std::is_same_v<T, float>) {
         return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));

@@ -1,4 +1,4 @@
-"""GroupNorm, with SiLU on request, in CUDA C++: a block or a cluster has a group in registers, or streams it."""
+"""GroupNorm, with SiLU on request, in CUDA C++: a block holds one group in registers, long ones are streamed."""
 
 import ctypes
 import hashlib
@@ -13,18 +13,14 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "THREADS": [256, 512, 128],
-    "CLUSTER": [4, 2, 8, 1],  # blocks that share a group (Hopper)
-    "SPLIT_BYTES": [16384],  # least size of a group that is shared
-    "RESIDENT": [2],  # blocks of 512 threads the compiler leaves registers for
+    "THREADS": [512, 256],
+    "RESIDENT": [2, 1],  # blocks of 512 threads the compiler leaves registers for
     "UNROLL": [4, 2, 8],  # loads in flight for groups too long for registers
     "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
-    "STREAM": [1, 0],  # evict-first stores
+    "STREAM": [0, 1],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }
 THREADS = TUNABLES["THREADS"][0]
-CLUSTER = TUNABLES["CLUSTER"][0]
-SPLIT_BYTES = TUNABLES["SPLIT_BYTES"][0]
 RESIDENT = TUNABLES["RESIDENT"][0]
 UNROLL = TUNABLES["UNROLL"][0]
 LOAD = TUNABLES["LOAD"][0]
@@ -139,59 +135,6 @@ template <class Op> __device__ __forceinline__ float reduce_row(float value, flo
     return value;
 }
 
-// Count, mean and sum of squared deviations of some elements; joined as Chan, Golub and LeVeque (1983) do.
-struct Moments { float count, mean, square; };
-__device__ __forceinline__ Moments join(Moments a, Moments b) {
-    const float count = a.count + b.count, apart = b.mean - a.mean;
-    const float share = count > 0 ? __fdividef(b.count, count) : 0.0f;
-    return {count, a.mean + apart * share, a.square + b.square + (apart * a.count) * (apart * share)};
-}
-__device__ __forceinline__ Moments join_warp(Moments own) {
-#pragma unroll
-    for (int offset = 16; offset; offset /= 2) {
-        const Moments other = {__shfl_xor_sync(~0u, own.count, offset), __shfl_xor_sync(~0u, own.mean, offset),
-                               __shfl_xor_sync(~0u, own.square, offset)};
-        // Both partners must compute the same bits: the lower lane's moments come first.
-        own = threadIdx.x & offset ? join(other, own) : join(own, other);
-    }
-    return own;
-}
-// Over the threads of one row, as reduce_row.
-__device__ __forceinline__ Moments join_row(Moments own, Moments* scratch) {
-    own = join_warp(own);
-    if (blockDim.x == 32) return own;
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = own;
-    __syncthreads();
-    const bool filled = threadIdx.x % 32 < blockDim.x / 32;
-    return join_warp(filled ? scratch[threadIdx.x % 32] : Moments{0, 0, 0});
-}
-// Many unpacked values would not fit: hides the vectors from the compiler so that it unpacks them again.
-template <int CHUNKS> __device__ __forceinline__ void repack(uint4 (&raw)[CHUNKS]) {
-    if constexpr (CHUNKS < 8) return;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) asm("" : "+r"(raw[c].x), "+r"(raw[c].y), "+r"(raw[c].z), "+r"(raw[c].w));
-}
-// Of one thread's vectors, where `inside` says which elements count.
-template <int CHUNKS, class Inside>
-__device__ __forceinline__ Moments moments_of(uint4 (&raw)[CHUNKS], Inside inside) {
-    float count = 0, total = 0, square = 0;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        const Vector value = unpack(raw[c]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) if (inside(c, j)) total += value.v[j], count += 1;
-    }
-    const float mean = count > 0 ? __fdividef(total, count) : 0.0f;
-    repack(raw);
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        const Vector value = unpack(raw[c]);
-#pragma unroll
-        for (int j = 0; j < VEC; j++) if (inside(c, j)) square += (value.v[j] - mean) * (value.v[j] - mean);
-    }
-    return {count, mean, square};
-}
-
 // A row need not begin on a 16-byte boundary: vectors are those of memory, `head` elements of the first lie before it.
 __device__ __forceinline__ int head_of(const T* row) { return (reinterpret_cast<uintptr_t>(row) & 15) / sizeof(T); }
 __device__ __forceinline__ bool whole(int first, int n) { return first >= 0 && first + VEC <= n; }
@@ -297,64 +240,55 @@ template <bool UNIFORM> __device__ __forceinline__ uint4 finish(
     return pack(value);
 }
 // Block b normalises group b % groups of an image: n contiguous elements, `space` of them a channel.
-#if HOPPER
-// The blocks of one cluster hold one group; each tells the others its moments through their shared memory.
-__device__ __forceinline__ void tell(Moments* slot, unsigned block, Moments own) {
-    unsigned there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(there) : "r"(unsigned(__cvta_generic_to_shared(slot))), "r"(block));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(own.count) : "memory");
-    asm volatile("st.shared::cluster.f32 [%0+4], %1;" ::"r"(there), "f"(own.mean) : "memory");
-    asm volatile("st.shared::cluster.f32 [%0+8], %1;" ::"r"(there), "f"(own.square) : "memory");
-}
-__device__ __forceinline__ void arrive_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void await_cluster() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-#endif
-// Group g of an image starts at channel g % groups times its channels and has n elements, `space` of them a channel;
-// `parts` blocks share it, each with n / parts elements.
+// Unpacked values would not fit beside CHUNKS vectors: hides a vector from the compiler so that it unpacks again.
+__device__ __forceinline__ void repack(uint4& raw) { asm("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w)); }
 template <int CHUNKS, bool UNIFORM> __global__ void __launch_bounds__(512, UNIFORM ? RESIDENT : 1)
-groupnorm_rows(const T* x, const T* weight, const T* bias, T* y, int n, int space, int groups, float eps, int silu,
-               int parts) {
-    __shared__ Moments scratch[32], told[16];
-#if HOPPER
-    if (parts > 1) arrive_cluster();  // a block's shared memory can be written once it has started
-#endif
+groupnorm_rows(const T* x, const T* weight, const T* bias, T* y, int n, int space, int groups, float eps, int silu) {
+    __shared__ float scratch[2][32];
     start();
-    const int part = n / parts, rank = blockIdx.x % parts, group = blockIdx.x / parts;
-    const T* const from = x + int64_t(group) * n + rank * part;
-    T* const to = y + int64_t(group) * n + rank * part;
+    const T* const from = x + int64_t(blockIdx.x) * n;
+    T* const to = y + int64_t(blockIdx.x) * n;
     const int head = UNIFORM ? 0 : head_of(from);
-    const Affine map = {weight, bias, group % groups * (n / space), space, silu};
+    const Affine map = {weight, bias, int(blockIdx.x) % groups * (n / space), space, silu};
     uint4 raw[CHUNKS];
-    load_row<UNIFORM>(raw, from, part, 0.0f);
-    const auto inside = [&](int c, int j) {
-        const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        return UNIFORM ? first < part : first + j >= 0 && first + j < part;
-    };
-    Moments all = join_row(moments_of(raw, inside), scratch);
-#if HOPPER
-    if (parts > 1) {
-        await_cluster();
-        if (int(threadIdx.x) < parts) tell(told + rank, threadIdx.x, all);
-        arrive_cluster();
-        await_cluster();
-        all = told[0];
-        for (int i = 1; i < parts; i++) all = join(all, told[i]);
+    if constexpr (UNIFORM) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            const int first = (c * blockDim.x + threadIdx.x) * VEC;
+            raw[c] = first < n ? load16(from + first) : make_uint4(0, 0, 0, 0);
+        }
+    } else {
+        load_row<false>(raw, from, n, 0.0f);
     }
-#endif
-    const float inverse = rsqrtf(all.square / n + eps);
-    repack(raw);
+    float total = 0;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        const Vector value = unpack(raw[c]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) total += value.v[j];
+        repack(raw[c]);
+    }
+    const float mean = reduce_row<Sum>(total, scratch[0]) / n;
+    total = 0;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
-        if (first >= part) continue;
-        const uint4 result = finish<UNIFORM>(unpack(raw[c]), all.mean, inverse, rank * part + first, n, map);
+        const Vector value = unpack(raw[c]);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            const float centred = value.v[j] - mean;
+            if (UNIFORM ? first < n : first + j >= 0 && first + j < n) total += centred * centred;
+        }
+        repack(raw[c]);
+    }
+    const float inverse = rsqrtf(reduce_row<Sum>(total, scratch[1]) / n + eps);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        const int first = (c * blockDim.x + threadIdx.x) * VEC - head;
+        if (first >= n) continue;
+        const uint4 result = finish<UNIFORM>(unpack(raw[c]), mean, inverse, first, n, map);
         if constexpr (UNIFORM) store16(to + first, result);
-        else store_any(to, first, part, result);
+        else store_any(to, first, n, result);
     }
 }
 __global__ void __launch_bounds__(1024)
@@ -386,45 +320,23 @@ groupnorm_streamed(
         store_any(to, first, n, finish<false>(unpack(raw), mean, inverse, first, n, map));
     });
 }
-template <class Kernel, class... Arguments>
-int launch_clusters(Kernel kernel, unsigned parts, dim3 grid, dim3 block, void* stream, Arguments... arguments) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid, config.blockDim = block, config.stream = static_cast<cudaStream_t>(stream);
-    cudaLaunchAttribute wanted[2];
-    int count = 0;
-    if (parts > 1) {
-        wanted[count].id = cudaLaunchAttributeClusterDimension;
-        wanted[count].val.clusterDim.x = parts;
-        wanted[count].val.clusterDim.y = wanted[count].val.clusterDim.z = 1;
-        count++;
-    }
-    wanted[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    wanted[count].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = wanted, config.numAttrs = count + PDL;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
 extern "C" int groupnorm(const T* x, const T* weight, const T* bias, T* y, int64_t blocks, int64_t n, int64_t space,
                          int64_t groups, float eps, int64_t silu, void* stream) {
-    const bool uniform = space % VEC == 0;  // then no group begins off a 16-byte boundary either
-    int64_t parts = HOPPER && uniform && n * int64_t(sizeof(T)) >= SPLIT_BYTES ? CLUSTER : 1;
-    while (parts > 1 && n % (parts * VEC)) parts /= 2;
-    const int64_t vectors = (n / parts + VEC - 1) / VEC + (uniform ? 0 : 1);
+    const auto run = [&](auto kernel, int threads) {
+        return launch(kernel, dim3(unsigned(blocks)), dim3(threads), 0, stream, x, weight, bias, y, int(n), int(space),
+                      int(groups), eps, int(silu));
+    };
+    const int64_t vectors = (n + VEC - 1) / VEC + (n % VEC ? 1 : 0);
     int chunks = 1;
     while (chunks < 8 && (vectors + chunks - 1) / chunks > THREADS) chunks *= 2;
     const int64_t threads = ((vectors + chunks - 1) / chunks + 31) / 32 * 32;
-    if (threads > 512)
-        return launch(groupnorm_streamed, dim3(unsigned(blocks)), dim3(1024), 0, stream, x, weight, bias, y, int(n),
-                      int(space), int(groups), eps, int(silu));
-    const auto run = [&](auto kernel) {
-        const dim3 grid(unsigned(blocks * parts)), block(static_cast<unsigned>(threads));
-        return launch_clusters(kernel, unsigned(parts), grid, block, stream, x, weight, bias, y, int(n), int(space),
-                               int(groups), eps, int(silu), int(parts));
-    };
+    if (threads > 512) return run(groupnorm_streamed, 1024);
+    const bool uniform = space % VEC == 0;  // then no group begins off a 16-byte boundary either
     switch (chunks) {
-        case 1: return run(uniform ? groupnorm_rows<1, true> : groupnorm_rows<1, false>);
-        case 2: return run(uniform ? groupnorm_rows<2, true> : groupnorm_rows<2, false>);
-        case 4: return run(uniform ? groupnorm_rows<4, true> : groupnorm_rows<4, false>);
-        default: return run(uniform ? groupnorm_rows<8, true> : groupnorm_rows<8, false>);
+        case 1: return run(uniform ? groupnorm_rows<1, true> : groupnorm_rows<1, false>, int(threads));
+        case 2: return run(uniform ? groupnorm_rows<2, true> : groupnorm_rows<2, false>, int(threads));
+        case 4: return run(uniform ? groupnorm_rows<4, true> : groupnorm_rows<4, false>, int(threads));
+        default: return run(uniform ? groupnorm_rows<8, true> : groupnorm_rows<8, false>, int(threads));
     }
 }
 """
@@ -442,8 +354,6 @@ def command(dtype, capability):
         "PDL": early,
         "HOPPER": int(capability >= (9, 0)),
         "THREADS": THREADS,
-        "CLUSTER": CLUSTER,
-        "SPLIT_BYTES": SPLIT_BYTES,
         "RESIDENT": RESIDENT,
         "UNROLL": UNROLL,
         "LOAD": LOAD,

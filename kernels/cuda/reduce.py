@@ -13,7 +13,7 @@ import torch
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "UNROLL": [8, 16, 4],  # loads in flight a thread
+    "UNROLL": [16, 8, 4],  # loads in flight a thread
     "WARP_LIMIT": [16384, 8192, 32768],  # bytes of a row that one warp adds alone
     "BLOCKS": [1056, 528, 2112],  # blocks wanted before a row is split
     "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2

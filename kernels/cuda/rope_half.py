@@ -14,8 +14,8 @@ import torch
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     "THREADS": [128, 256, 512],
-    "HEADS": [4, 2, 8],  # heads a thread rotates with one read of its angles
-    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
+    "HEADS": [2, 4, 8],  # heads a thread rotates with one read of its angles
+    "LOAD": [0, 1, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
     "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }

@@ -17,9 +17,9 @@ TUNABLES = {
     "WAVES": [0, 1, 2],  # blocks per resident slot of a persistent grid; 0: one block per row
     "STAGED_THREADS": [768, 1024, 512],  # for rows that wait in shared memory
     "STAGED_BLOCKS": [1, 2],  # such blocks a processor; one has two rows there, of two each has one
-    "KEEP": [3, 4, 0],  # vectors a thread keeps in registers between the passes over such a row
+    "KEEP": [4, 3, 0],  # vectors a thread keeps in registers between the passes over such a row
     "UNROLL": [4, 2, 8],
-    "LOAD": [1, 0, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
+    "LOAD": [0, 1, 2, 3],  # 16-byte loads: 0 plain, 1 past L1, 2 evict-first, 3 past L1 and 256 bytes into L2
     "STREAM": [1, 0],  # evict-first stores
     "PDL": [1, 0],  # start while the kernel before drains (Hopper)
 }

@@ -10,19 +10,15 @@ TUNABLES = {
     "ROWS_BELOW": [1024, 512, 2048],  # rows shorter than this share a program
     "FUSED_LIMIT": [32768, 16384, 8192],  # longest row kept in registers
     "LONG_BLOCK": [4096, 8192, 2048],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 ELEMENTS_PER_THREAD = TUNABLES["ELEMENTS_PER_THREAD"][0]
 ROWS_BELOW = TUNABLES["ROWS_BELOW"][0]
 FUSED_LIMIT = TUNABLES["FUSED_LIMIT"][0]
 LONG_BLOCK = TUNABLES["LONG_BLOCK"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
-def add_layernorm_fused(
-    x, residual, weight, bias, total, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr
-):
+def add_layernorm_fused(x, residual, weight, bias, total, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -33,13 +29,13 @@ def add_layernorm_fused(
     scale = tl.load(weight + col, col < n, other=0.0).to(tl.float32)
     shift = tl.load(bias + col, col < n, other=0.0).to(tl.float32)
     rounded = (left + right).to(total.dtype.element_ty)
-    tl.store(total + first * n + offset, rounded, mask, cache_modifier=STORE)
+    tl.store(total + first * n + offset, rounded, mask)
     value = rounded.to(tl.float32)
     mean = tl.sum(value, 1)[:, None] / n
     centred = tl.where(mask, value - mean, 0.0)
     variance = tl.sum(centred * centred, 1)[:, None] / n
     result = centred * tl.rsqrt(variance + eps) * scale + shift
-    tl.store(y + first * n + offset, result.to(y.dtype.element_ty), mask, cache_modifier=STORE)
+    tl.store(y + first * n + offset, result.to(y.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -94,7 +90,5 @@ def kernel_fn(x, residual, weight, bias, eps=1e-5, *, keep_sum=True):
     block = max(16, triton.next_power_of_2(n))
     group = max(1, ROWS_BELOW // block)
     warps = min(32, max(1, group * block // (32 * ELEMENTS_PER_THREAD)))
-    add_layernorm_fused[(triton.cdiv(rows, group),)](
-        *tensors, rows, n, eps, ROWS=group, BLOCK=block, STORE=STORE, num_warps=warps
-    )
+    add_layernorm_fused[(triton.cdiv(rows, group),)](*tensors, rows, n, eps, ROWS=group, BLOCK=block, num_warps=warps)
     return (total, y) if keep_sum else y

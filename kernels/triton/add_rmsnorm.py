@@ -6,23 +6,19 @@ import triton.language as tl
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "ELEMENTS_PER_THREAD": [16, 8, 32],
+    "ELEMENTS_PER_THREAD": [32, 16, 8],
     "ROWS_BELOW": [1024, 512, 2048],  # rows shorter than this share a program
     "FUSED_LIMIT": [32768, 16384, 8192],  # longest row kept in registers
     "LONG_BLOCK": [4096, 8192, 2048],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 ELEMENTS_PER_THREAD = TUNABLES["ELEMENTS_PER_THREAD"][0]
 ROWS_BELOW = TUNABLES["ROWS_BELOW"][0]
 FUSED_LIMIT = TUNABLES["FUSED_LIMIT"][0]
 LONG_BLOCK = TUNABLES["LONG_BLOCK"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
-def add_rmsnorm_fused(
-    x, residual, weight, total, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr
-):
+def add_rmsnorm_fused(x, residual, weight, total, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -32,10 +28,10 @@ def add_rmsnorm_fused(
     right = tl.load(residual + first * n + offset, mask, other=0.0).to(tl.float32)
     scale = tl.load(weight + col, col < n, other=0.0).to(tl.float32)
     rounded = (left + right).to(total.dtype.element_ty)
-    tl.store(total + first * n + offset, rounded, mask, cache_modifier=STORE)
+    tl.store(total + first * n + offset, rounded, mask)
     value = rounded.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, 1)[:, None] / n + eps)
-    tl.store(y + first * n + offset, (value * inverse * scale).to(y.dtype.element_ty), mask, cache_modifier=STORE)
+    tl.store(y + first * n + offset, (value * inverse * scale).to(y.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -82,7 +78,5 @@ def kernel_fn(x, residual, weight, eps=1e-6, *, keep_sum=True):
     group = max(1, ROWS_BELOW // block)
     warps = min(32, max(1, group * block // (32 * ELEMENTS_PER_THREAD)))
     grid = (triton.cdiv(rows, group),)
-    add_rmsnorm_fused[grid](
-        x, residual, weight, total, y, rows, n, eps, ROWS=group, BLOCK=block, STORE=STORE, num_warps=warps
-    )
+    add_rmsnorm_fused[grid](x, residual, weight, total, y, rows, n, eps, ROWS=group, BLOCK=block, num_warps=warps)
     return (total, y) if keep_sum else y

@@ -8,7 +8,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     # (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages) for 16-bit inputs; the gated tile has two accumulators
-    "GATED_TILE": [(128, 128, 64, 8, 3), (128, 128, 64, 8, 4), (128, 64, 64, 4, 4), (64, 128, 64, 4, 3)],
+    "GATED_TILE": [(128, 64, 64, 4, 4), (128, 64, 64, 4, 3), (128, 128, 64, 8, 3), (64, 128, 64, 4, 3)],
     "DOWN_TILE": [(128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (64, 128, 64, 4, 4)],
     "TILE_FLOAT32": [(64, 64, 16, 8, 3), (64, 128, 16, 8, 3)],
     "GROUP": [8, 4, 16],

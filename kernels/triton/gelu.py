@@ -8,15 +8,13 @@ DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     "BLOCK": [2048, 1024, 4096],
     "WARPS": [4, 8, 2],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 BLOCK = TUNABLES["BLOCK"][0]
 WARPS = TUNABLES["WARPS"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
-def gelu_block(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr):
+def gelu_block(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, at < n, other=0.0).to(tl.float32)
     if TANH:
@@ -32,7 +30,7 @@ def gelu_block(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.const
         tail = t * (-0.142248368 + t * (0.710706871 + t * (-0.726576013 + t * 0.530702715)))
         tail = (0.127414796 + tail) * t * tl.exp2(-0.7213475204444817 * value * value)
         result = value * tl.where(value < 0, tail, 1.0 - tail)
-    tl.store(y + at, result.to(y.dtype.element_ty), at < n, cache_modifier=STORE)
+    tl.store(y + at, result.to(y.dtype.element_ty), at < n)
 
 
 def kernel_fn(x, approximate="none"):
@@ -42,7 +40,5 @@ def kernel_fn(x, approximate="none"):
         x = x.clone()  # not dense: the copy has the strides of the result
     n = x.numel()
     if n:
-        gelu_block[(triton.cdiv(n, BLOCK),)](
-            x, y, n, TANH=approximate == "tanh", BLOCK=BLOCK, STORE=STORE, num_warps=WARPS
-        )
+        gelu_block[(triton.cdiv(n, BLOCK),)](x, y, n, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=WARPS)
     return y

@@ -6,15 +6,13 @@ import triton.language as tl
 
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
-    "ELEMENTS_PER_THREAD": [32, 16, 64],
+    "ELEMENTS_PER_THREAD": [64, 32, 16],
     "FUSED_LIMIT": [32768, 16384],  # largest group kept in registers
     "LONG_BLOCK": [4096, 8192, 2048],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 ELEMENTS_PER_THREAD = TUNABLES["ELEMENTS_PER_THREAD"][0]
 FUSED_LIMIT = TUNABLES["FUSED_LIMIT"][0]
 LONG_BLOCK = TUNABLES["LONG_BLOCK"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
@@ -30,7 +28,7 @@ def finish(centred, inverse, weight, bias, channel, mask, SILU: tl.constexpr):
 @triton.jit
 def groupnorm_fused(
     x, weight, bias, y, channels, space, groups, eps,
-    SILU: tl.constexpr, CHANNELS: tl.constexpr, SPACE: tl.constexpr, STORE: tl.constexpr,
+    SILU: tl.constexpr, CHANNELS: tl.constexpr, SPACE: tl.constexpr,
 ):  # fmt: skip
     """Program p normalises group p % groups of image p // groups: `channels` rows of `space` elements."""
     size = channels * space
@@ -44,7 +42,7 @@ def groupnorm_fused(
     inverse = tl.rsqrt(tl.sum(tl.sum(centred * centred, 1), 0) / size + eps)
     channel = tl.program_id(0) % groups * channels + row
     result = finish(centred, inverse, weight, bias, channel, row < channels, SILU)
-    tl.store(y + start + row * space + col, result.to(y.dtype.element_ty), mask, cache_modifier=STORE)
+    tl.store(y + start + row * space + col, result.to(y.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -87,6 +85,6 @@ def kernel_fn(x, weight, bias, groups=32, eps=1e-5, *, silu=False):
         return y
     warps = min(32, max(1, rows * width // (32 * ELEMENTS_PER_THREAD)))
     groupnorm_fused[grid](
-        *tensors, channels, space, groups, eps, SILU=silu, CHANNELS=rows, SPACE=width, STORE=STORE, num_warps=warps
+        *tensors, channels, space, groups, eps, SILU=silu, CHANNELS=rows, SPACE=width, num_warps=warps
     )
     return y

@@ -8,10 +8,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     # (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages) for 16-bit inputs
-    "TILE": [(128, 256, 64, 8, 3), (128, 128, 64, 4, 4), (128, 128, 64, 8, 4), (64, 128, 64, 4, 4)],
+    "TILE": [
+        (128, 256, 64, 8, 3),
+        (128, 128, 64, 8, 3),
+        (128, 128, 32, 8, 4),
+        (128, 64, 64, 4, 3),
+        (64, 128, 64, 4, 4),
+    ],
     "TILE_FLOAT32": [(64, 128, 16, 8, 3), (64, 64, 16, 4, 3)],
     "GROUP": [8, 4, 16],
-    "DESCRIPTORS": [1, 0],  # load through Hopper's copy engine where strides allow it
+    "DESCRIPTORS": [0, 1],  # load through Hopper's copy engine where strides allow it
 }
 TILE = TUNABLES["TILE"][0]
 TILE_FLOAT32 = TUNABLES["TILE_FLOAT32"][0]

@@ -10,17 +10,15 @@ TUNABLES = {
     "ROWS_BELOW": [1024, 512, 2048],  # rows shorter than this share a program
     "FUSED_LIMIT": [32768, 16384, 8192],  # longest row kept in registers
     "LONG_BLOCK": [4096, 8192, 2048],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 ELEMENTS_PER_THREAD = TUNABLES["ELEMENTS_PER_THREAD"][0]
 ROWS_BELOW = TUNABLES["ROWS_BELOW"][0]
 FUSED_LIMIT = TUNABLES["FUSED_LIMIT"][0]
 LONG_BLOCK = TUNABLES["LONG_BLOCK"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
-def rmsnorm_fused(x, weight, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr):
+def rmsnorm_fused(x, weight, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -29,7 +27,7 @@ def rmsnorm_fused(x, weight, y, rows, n, eps, ROWS: tl.constexpr, BLOCK: tl.cons
     value = tl.load(x + first * n + offset, mask, other=0.0).to(tl.float32)
     scale = tl.load(weight + col, col < n, other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, 1)[:, None] / n + eps)
-    tl.store(y + first * n + offset, (value * inverse * scale).to(y.dtype.element_ty), mask, cache_modifier=STORE)
+    tl.store(y + first * n + offset, (value * inverse * scale).to(y.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -63,7 +61,5 @@ def kernel_fn(x, weight, eps=1e-6):
     block = max(16, triton.next_power_of_2(n))
     group = max(1, ROWS_BELOW // block)
     warps = min(32, max(1, group * block // (32 * ELEMENTS_PER_THREAD)))
-    rmsnorm_fused[(triton.cdiv(rows, group),)](
-        x, weight, y, rows, n, eps, ROWS=group, BLOCK=block, STORE=STORE, num_warps=warps
-    )
+    rmsnorm_fused[(triton.cdiv(rows, group),)](x, weight, y, rows, n, eps, ROWS=group, BLOCK=block, num_warps=warps)
     return y

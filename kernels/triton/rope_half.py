@@ -9,18 +9,16 @@ TUNABLES = {
     "TILE": [2048, 4096, 1024],
     "HEADS": [2, 4, 8],
     "WARPS": [8, 4],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 TILE = TUNABLES["TILE"][0]  # elements of one head per program
 HEADS = TUNABLES["HEADS"][0]
 WARPS = TUNABLES["WARPS"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
 def rotate_halves(
     x, cos, sin, y, x_b, x_h, x_s, y_b, y_h, y_s, table_b, table_s, heads, seq, half,
-    ROWS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, STORE: tl.constexpr,
+    ROWS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Program (i, j, b) rotates positions i*ROWS.. of heads j*HEADS.. of batch b."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -39,12 +37,11 @@ def rotate_halves(
         inside = mask & (head < heads)
         low = tl.load(source + head * x_h, inside, other=0.0).to(tl.float32)
         high = tl.load(source + head * x_h + half, inside, other=0.0).to(tl.float32)
-        tl.store(target + head * y_h, (low * low_c - high * low_s).to(y.dtype.element_ty), inside, cache_modifier=STORE)
+        tl.store(target + head * y_h, (low * low_c - high * low_s).to(y.dtype.element_ty), inside)
         tl.store(
             target + head * y_h + half,
             (high * high_c + low * high_s).to(y.dtype.element_ty),
             inside,
-            cache_modifier=STORE,
         )
 
 
@@ -66,7 +63,7 @@ def rotate(x, cos, sin):
     group = HEADS if heads >= HEADS else 1
     rotate_halves[(triton.cdiv(seq, rows), triton.cdiv(heads, group), batches)](
         x, cos, sin, y, *x.stride()[:3], *y.stride()[:3], cos.stride(0) if cos.shape[0] > 1 else 0, dim,
-        heads, seq, half, ROWS=rows, HALF=width, HEADS=group, STORE=STORE, num_warps=WARPS,
+        heads, seq, half, ROWS=rows, HALF=width, HEADS=group, num_warps=WARPS,
     )  # fmt: skip
     return y
 

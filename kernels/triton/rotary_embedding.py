@@ -9,18 +9,14 @@ TUNABLES = {
     "TILE": [2048, 4096, 1024],
     "HEADS": [2, 4, 8],
     "WARPS": [8, 4],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 TILE = TUNABLES["TILE"][0]  # elements of one head per program
 HEADS = TUNABLES["HEADS"][0]
 WARPS = TUNABLES["WARPS"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
-def rotate_pairs(
-    x, cos, sin, y, planes, seq, half, ROWS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, STORE: tl.constexpr
-):
+def rotate_pairs(x, cos, sin, y, planes, seq, half, ROWS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr):
     """Program (i, j) rotates positions i*ROWS.. of planes (batch and head flattened) j*HEADS.. ."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     both = tl.arange(0, 2 * HALF)[None, :]
@@ -36,7 +32,7 @@ def rotate_pairs(
         even, odd = tl.split(tl.reshape(value, [ROWS, HALF, 2]))
         even, odd = even.to(tl.float32), odd.to(tl.float32)
         rotated = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), [ROWS, 2 * HALF])
-        tl.store(y + start + row * (2 * half) + both, rotated.to(y.dtype.element_ty), inside, cache_modifier=STORE)
+        tl.store(y + start + row * (2 * half) + both, rotated.to(y.dtype.element_ty), inside)
 
 
 def kernel_fn(x, cos, sin):
@@ -51,7 +47,5 @@ def kernel_fn(x, cos, sin):
     rows = max(1, TILE // (2 * width))
     heads = HEADS if planes >= HEADS else 1
     grid = (triton.cdiv(seq, rows), triton.cdiv(planes, heads))
-    rotate_pairs[grid](
-        x, cos, sin, y, planes, seq, half, ROWS=rows, HALF=width, HEADS=heads, STORE=STORE, num_warps=WARPS
-    )
+    rotate_pairs[grid](x, cos, sin, y, planes, seq, half, ROWS=rows, HALF=width, HEADS=heads, num_warps=WARPS)
     return y

@@ -8,19 +8,17 @@ DTYPES = ("float32", "float16", "bfloat16")
 TUNABLES = {
     "BLOCK": [2048, 1024, 4096],
     "WARPS": [8, 4, 2],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 BLOCK = TUNABLES["BLOCK"][0]
 WARPS = TUNABLES["WARPS"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
-def silu_mul_flat(gate, up, y, n, BLOCK: tl.constexpr, STORE: tl.constexpr):
+def silu_mul_flat(gate, up, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     left = tl.load(gate + at, at < n, other=0.0).to(tl.float32)
     right = tl.load(up + at, at < n, other=0.0).to(tl.float32)
-    tl.store(y + at, (left / (1.0 + tl.exp(-left)) * right).to(y.dtype.element_ty), at < n, cache_modifier=STORE)
+    tl.store(y + at, (left / (1.0 + tl.exp(-left)) * right).to(y.dtype.element_ty), at < n)
 
 
 @triton.jit
@@ -48,7 +46,7 @@ def kernel_fn(gate, up):
     if n == 0:
         return y
     if gate.stride() == y.stride() == up.stride():
-        silu_mul_flat[(triton.cdiv(n, BLOCK),)](gate, up, y, n, BLOCK=BLOCK, STORE=STORE, num_warps=WARPS)
+        silu_mul_flat[(triton.cdiv(n, BLOCK),)](gate, up, y, n, BLOCK=BLOCK, num_warps=WARPS)
         return y
     strides = row_stride(gate), row_stride(up)
     if None in strides or not y.is_contiguous():

@@ -10,17 +10,15 @@ TUNABLES = {
     "ROWS_BELOW": [512, 256, 1024],  # rows shorter than this share a program
     "FUSED_LIMIT": [32768, 16384, 8192],  # longest row kept in registers
     "ONLINE_BLOCK": [2048, 4096, 8192],
-    "STORE": [".cs", ""],  # evict-first or plain stores
 }
 ELEMENTS_PER_THREAD = TUNABLES["ELEMENTS_PER_THREAD"][0]
 ROWS_BELOW = TUNABLES["ROWS_BELOW"][0]
 FUSED_LIMIT = TUNABLES["FUSED_LIMIT"][0]
 ONLINE_BLOCK = TUNABLES["ONLINE_BLOCK"][0]
-STORE = TUNABLES["STORE"][0]
 
 
 @triton.jit
-def softmax_fused(x, y, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr):
+def softmax_fused(x, y, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -30,7 +28,7 @@ def softmax_fused(x, y, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, STORE:
     # A row of nothing but -inf, or one with +inf, gives inf - inf = nan, as PyTorch does.
     numerator = tl.exp(value - tl.max(value, 1)[:, None])
     result = numerator / tl.sum(numerator, 1)[:, None]
-    tl.store(y + first * n + offset, result.to(y.dtype.element_ty), mask, cache_modifier=STORE)
+    tl.store(y + first * n + offset, result.to(y.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -71,5 +69,5 @@ def kernel_fn(x):
     block = max(16, triton.next_power_of_2(n))
     group = max(1, ROWS_BELOW // block)
     warps = min(32, max(1, group * block // (32 * ELEMENTS_PER_THREAD)))
-    softmax_fused[(triton.cdiv(rows, group),)](x, y, rows, n, ROWS=group, BLOCK=block, STORE=STORE, num_warps=warps)
+    softmax_fused[(triton.cdiv(rows, group),)](x, y, rows, n, ROWS=group, BLOCK=block, num_warps=warps)
     return y

@@ -52,7 +52,6 @@ def descriptors(tile: tuple[int, int, int, int, int], operands: str) -> str:
     return " ".join(f"tensordesc<bf16[{shapes[o][0]},{shapes[o][1]}]>" for o in operands) + " i32 i32 i32"
 
 
-STORE = {"STORE": ".cs"}
 NORM = "*bf16 *bf16 *bf16 *bf16 i32 i32 i32 fp32"
 ROPE = {"ROWS": 16, "HALF": 64, "HEADS": 4}
 MLP = "*bf16 *bf16 *bf16 *bf16 i32 i32 i32"
@@ -64,19 +63,19 @@ LINEAR = "*bf16 *bf16 *bf16 *bf16 i32 i32 i32 i32 i32"
 DESCRIBED_LINEAR = "tensordesc<bf16[128,64]> tensordesc<bf16[256,64]> *bf16 tensordesc<bf16[128,256]>"
 
 CASES = [
-    Case("softmax", "softmax_fused", "*bf16 *bf16 i32 i32", {"ROWS": 1, "BLOCK": 4096} | STORE, 8),
+    Case("softmax", "softmax_fused", "*bf16 *bf16 i32 i32", {"ROWS": 1, "BLOCK": 4096}, 8),
     Case("softmax", "softmax_online", "*bf16 *bf16 i32", {"BLOCK": 4096}, 8),
     Case("reduce", "sum_rows", "*bf16 *bf16 i32 i32", {"ROWS": 1, "BLOCK": 4096}, 4),
     Case("reduce", "sum_long", "*bf16 *fp32 i32 i32 i32", {"BLOCK": 4096}, 4),
-    Case("layernorm", "layernorm_fused", "*bf16 *bf16 *bf16 *bf16 i32 i32 fp32", {"ROWS": 1, "BLOCK": 4096} | STORE, 8),
+    Case("layernorm", "layernorm_fused", "*bf16 *bf16 *bf16 *bf16 i32 i32 fp32", {"ROWS": 1, "BLOCK": 4096}, 8),
     Case("layernorm", "layernorm_long", "*bf16 *bf16 *bf16 *bf16 i32 fp32", {"BLOCK": 4096}, 8),
-    Case("rmsnorm", "rmsnorm_fused", "*bf16 *bf16 *bf16 i32 i32 fp32", {"ROWS": 1, "BLOCK": 4096} | STORE, 8),
+    Case("rmsnorm", "rmsnorm_fused", "*bf16 *bf16 *bf16 i32 i32 fp32", {"ROWS": 1, "BLOCK": 4096}, 8),
     Case("rmsnorm", "rmsnorm_long", "*bf16 *bf16 *bf16 i32 fp32", {"BLOCK": 4096}, 8),
     Case("cross_entropy", "row_losses", "*bf16 *i64 *fp32 i32", {"IGNORED": -100, "BLOCK": 4096}, 8),
     Case("cross_entropy", "mean_of_counted", "*fp32 *i64 *bf16 i32", {"IGNORED": -100, "BLOCK": 4096}, 8),
     Case(
         "rotary_embedding", "rotate_pairs", "*bf16 *bf16 *bf16 *bf16 i32 i32 i32",
-        {"ROWS": 16, "HALF": 64, "HEADS": 4} | STORE, 4,
+        {"ROWS": 16, "HALF": 64, "HEADS": 4}, 4,
     ),
     Case("matmul", "matmul_tile", MATMUL, **gemm(load("matmul").TILE)),
     Case("matmul", "matmul_tile", MATMUL.replace("bf16", "fp32"), **gemm(load("matmul").TILE_FLOAT32)),
@@ -99,19 +98,19 @@ CASES = [
     Case("flash_attention", "attention_descriptor",
         "tensordesc<bf16[128,128]> " * 4 + "i32 i32 i32 i32 fp32",
         {"BLOCK_M": 128, "BLOCK_N": 128, "D": 128, "CAUSAL": True}, 8, 2),
-    Case("add_rmsnorm", "add_rmsnorm_fused", ADD_NORM + " i32 fp32", {"ROWS": 1, "BLOCK": 4096} | STORE, 8),
+    Case("add_rmsnorm", "add_rmsnorm_fused", ADD_NORM + " i32 fp32", {"ROWS": 1, "BLOCK": 4096}, 8),
     Case("add_rmsnorm", "add_rmsnorm_long", ADD_NORM + " fp32", {"BLOCK": 4096}, 8),
     Case("add_layernorm", "add_layernorm_fused", "*bf16 *bf16 *bf16 *bf16 *bf16 *bf16 i32 i32 fp32",
-        {"ROWS": 1, "BLOCK": 4096} | STORE, 8),
+        {"ROWS": 1, "BLOCK": 4096}, 8),
     Case("add_layernorm", "add_layernorm_long", "*bf16 *bf16 *bf16 *bf16 *bf16 *bf16 i32 fp32", {"BLOCK": 4096}, 8),
-    Case("gelu", "gelu_block", "*bf16 *bf16 i32", {"TANH": False, "BLOCK": 2048} | STORE, 4),
-    Case("gelu", "gelu_block", "*fp16 *fp16 i32", {"TANH": True, "BLOCK": 2048} | STORE, 4),
-    Case("silu_mul", "silu_mul_flat", "*bf16 *bf16 *bf16 i32", {"BLOCK": 2048} | STORE, 4),
+    Case("gelu", "gelu_block", "*bf16 *bf16 i32", {"TANH": False, "BLOCK": 2048}, 4),
+    Case("gelu", "gelu_block", "*fp16 *fp16 i32", {"TANH": True, "BLOCK": 2048}, 4),
+    Case("silu_mul", "silu_mul_flat", "*bf16 *bf16 *bf16 i32", {"BLOCK": 2048}, 4),
     Case("silu_mul", "silu_mul_rows", "*bf16 *bf16 *bf16 i32 i32 i32", {"BLOCK": 2048}, 4),
-    Case("rope_half", "rotate_halves", "*bf16 *bf16 *bf16 *bf16" + " i32" * 11, ROPE | STORE, 4),
-    Case("rope_half__pair", "rotate_halves", "*bf16 *bf16 *bf16 *bf16" + " i32" * 11, ROPE | STORE, 4),
+    Case("rope_half", "rotate_halves", "*bf16 *bf16 *bf16 *bf16" + " i32" * 11, ROPE, 4),
+    Case("rope_half__pair", "rotate_halves", "*bf16 *bf16 *bf16 *bf16" + " i32" * 11, ROPE, 4),
     Case("rope_complex__pair", "rotate_complex", "*bf16 *fp32 *bf16 i32 i32 i32", {"ROWS": 32, "HALF": 64}, 4),
     Case("rope_complex", "rotate_complex", "*bf16 *fp32 *bf16 i32 i32 i32", {"ROWS": 32, "HALF": 64}, 4),
-    Case("groupnorm", "groupnorm_fused", NORM, {"SILU": False, "CHANNELS": 8, "SPACE": 4096} | STORE, 32),
+    Case("groupnorm", "groupnorm_fused", NORM, {"SILU": False, "CHANNELS": 8, "SPACE": 4096}, 32),
     Case("groupnorm", "groupnorm_long", NORM, {"SILU": True, "BLOCK": 4096}, 8),
 ]  # fmt: skip
