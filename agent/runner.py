@@ -17,7 +17,7 @@ from agent.harness_client import HARNESS_ENTRY, PACKAGE_ROOT, StopCheck
 from agent.json_reports import VERIFY_MODES
 from agent.lock import running
 from agent.loop import Ending, Outcome
-from agent.places import SessionPlaces, write_whole
+from agent.places import SessionPlaces, sessions, write_whole
 from agent.proposers.base import Proposer
 from agent.records import RowStatus
 from agent.session import Options, Session, Show
@@ -112,6 +112,8 @@ def run_session(
 
 
 def _whole_night(opened: Session) -> int:
+    for line in cautions(opened):
+        opened.say(line)
     try:
         outcome = loop.night(opened)
     except InputError:
@@ -124,6 +126,18 @@ def _whole_night(opened: Session) -> int:
     for line in morning(opened, outcome):
         opened.say(line)
     return 1 if outcome.ending is Ending.NOTHING else 0
+
+
+def cautions(opened: Session) -> list[str]:
+    """What the user should know before the night begins."""
+    lines = []
+    root, name = opened.places.root, opened.places.name
+    others = [other for other in sessions(root) if other != name and running(SessionPlaces(root, other).lock)]
+    if others:
+        lines.append(f"session {', '.join(others)} is running here too: both will measure less reliably")
+    if opened.options.budget.dollars is not None and opened.options.proposer == "command":
+        lines.append("nobody knows what a call of the command costs: --dollars cannot be enforced")
+    return lines
 
 
 def _verify_at_end(opened: Session) -> None:

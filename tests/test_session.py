@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from workspaces import ENVIRONMENT, drive, git, kernel, make_workspace, rows, start, state_of
+from workspaces import ENVIRONMENT, drive, git, kernel, make_workspace, record, rows, start, state_of
 
 from agent.errors import InputError
 from agent.lock import SessionLock, running
@@ -91,6 +91,18 @@ def test_a_refused_second_supervisor_harms_nothing_while_the_first_one_profiles(
     assert [row["status"] for row in rows(workspace)] == ["keep"]
 
 
+def test_another_session_that_runs_here_is_said(tmp_path):
+    workspace = make_workspace(tmp_path, recordings=SLOW)
+    process = start(workspace, "run")
+    wait_for(lambda: judging(workspace))
+    shutil.rmtree(workspace / "recordings")
+    for name, source in ONE.items():
+        record(workspace, name, source)
+    assert "session night is running here too" in drive(workspace, "run", name="second")
+    process.terminate()
+    finish(process)
+
+
 # Signals
 
 
@@ -109,11 +121,20 @@ def test_a_signal_ends_the_night_cleanly_within_seconds(tmp_path, number):
     assert [row["status"] for row in rows(workspace)] == ["interrupted"]
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
     assert git(workspace / ".overnight/night/worktree", "status", "--porcelain") == ""
-    recording = workspace / "recordings/0001_rmsnorm_a__slow.py"
-    recording.write_text(recording.read_text().replace("# slow: 30\n", ""))
-    shutil.rmtree(workspace / "recordings")  # nothing is proposed again: the stored source is judged
-    (workspace / "recordings").mkdir()
-    (workspace / "recordings/0002_softmax_b__next.py").write_text(kernel("incorrect"))
+
+
+def test_after_a_stop_the_stored_candidate_is_judged_before_anything_new_is_proposed(tmp_path):
+    workspace = make_workspace(tmp_path, recordings={"0001_rmsnorm_a__slow.py": kernel("keep 1.5", "# slow: 3")})
+    process = start(workspace, "run")
+    wait_for(lambda: judging(workspace))
+    process.terminate()
+    finish(process)
+    shutil.rmtree(workspace / "recordings")
+    record(workspace, "0002_softmax_b__next.py", kernel("incorrect"))
+    drive(workspace, "resume")
+    assert [(row["target"], row["status"]) for row in rows(workspace)] == [
+        ("rmsnorm_a", "interrupted"), ("rmsnorm_a", "keep"), ("softmax_b", "incorrect"),
+    ]  # fmt: skip
 
 
 def test_a_detached_session_survives_its_terminal(tmp_path):
