@@ -68,6 +68,13 @@ class Instrumented:
     graphs: list[tuple[str, ...]] = field(default_factory=list)  # node names per compiled graph
     current: int = -1
 
+    def require_statements(self) -> None:
+        """Raise MeasurementError when the generated code was not seen or names no origins."""
+        if not any(statement.names for statement in self.statements):
+            raise MeasurementError(
+                f"{len(self.statements)} statements of generated code were seen, none with the names of its origins"
+            )
+
 
 def compile_instrumented(model: Callable[..., Any], options: Mapping[str, Any]) -> Instrumented:
     """A compiled callable; compilation happens at its first call, which must be made inside `instrumenting(...)`."""

@@ -2,21 +2,23 @@
 
 The deployed mode is the model compiled by Inductor, with CUDA graphs on a GPU. Times are of the generated code's own
 statements, each traced back to the regions it computes, so the shares are a disjoint cover of the measured total: the
-rest is launch, idle or not captured, and is said. Times of a shared machine are medians and still noisy.
+rest is launch, idle or not captured, and is said. Times of a shared machine are those of the faster half of the runs
+and still noisy.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from harness import device, marks, targets
 from harness.attribution import owners_of, shares_of
 from harness.capture import Capture, capture
-from harness.instrument import Instrumented, compile_instrumented, instrumenting
+from harness.instrument import Instrumented, MeasurementError, compile_instrumented, instrumenting
 from harness.loading import LoadedModel, load_model
 from harness.marks import Marking
 from harness.measured import Measured
@@ -54,15 +56,19 @@ def profile(request: ProfileRequest, emit: EventSink) -> ProfileReport:
     emit("progress", {"message": f"{len(drafts)} different regions; running them on the captured inputs"})
     targets.observe(found, drafts)
     emit("progress", {"message": "compiling and measuring the model"})
-    measured = measure(loaded)
+    try:
+        measured = measure(loaded)
+        bill = bill_of(found, measured)
+    except MeasurementError as error:
+        measured, bill = measure_regions(loaded, drafts, str(error))
     peaks = device.peaks(loaded.device)
-    report, samples = assemble(loaded, found, drafts, measured, peaks)
+    report, samples = assemble(loaded, found, drafts, measured, bill, peaks)
     targets.save(Path(request.folder), report, samples)
     return report
 
 
 def measure(loaded: LoadedModel) -> Measured:
-    """Time the deployed mode of a model, statement by statement."""
+    """Time the deployed mode of a model, statement by statement. Raises MeasurementError when none can be told."""
     if loaded.device == "cuda":
         from harness.device_trace import measure_cuda
 
@@ -70,32 +76,92 @@ def measure(loaded: LoadedModel) -> Measured:
     return _measure_cpu(loaded)
 
 
+@dataclass(frozen=True)
+class _Round:
+    """One marked run: its wall time and its statements', all µs."""
+
+    wall_us: float
+    spent: Mapping[int, float]
+
+
 def _measure_cpu(loaded: LoadedModel) -> Measured:
     made = compile_instrumented(loaded.model, {})
     with torch.no_grad():
         with instrumenting(made):
             made.call(*loaded.args, **loaded.kwargs)
+        made.require_statements()
         totals, rounds = _clock(made, loaded)
-    numbers = {number for each in rounds for number in each}
-    spent = {number: median(each.get(number, 0.0) for each in rounds) for number in numbers}
-    return Measured("compile", 1e3 * median(totals), spent, made.statements, made.graphs)
+    total_us = 1e6 * lower_quartile(totals)
+    return Measured("compile", total_us / 1e3, _scaled(rounds, total_us), made.statements, made.graphs)
 
 
-def _clock(made: Instrumented, loaded: LoadedModel) -> tuple[list[float], list[dict[int, float]]]:
-    """Alternate plain runs (seconds) and marked runs (µs per statement) within the time allowed."""
+def lower_quartile(values: Sequence[float]) -> float:
+    """The median of the faster half: other programs on a shared CPU only ever add time."""
+    return median(sorted(values)[: max(1, (len(values) + 1) // 2)])
+
+
+def _scaled(rounds: Sequence[_Round], total_us: float) -> dict[int, float]:
+    """µs per statement: its median part of the faster half of the marked runs, of the model's time."""
+    fast = sorted(rounds, key=lambda each: each.wall_us)[: max(1, (len(rounds) + 1) // 2)]
+    numbers = {number for each in fast for number in each.spent}
+    parts = {number: median(each.spent.get(number, 0.0) / each.wall_us for each in fast) for number in numbers}
+    covered = median(sum(each.spent.values()) / each.wall_us for each in fast)
+    scale = covered / sum(parts.values()) if sum(parts.values()) > 0 else 0.0
+    return {number: total_us * part * scale for number, part in parts.items()}
+
+
+def _clock(made: Instrumented, loaded: LoadedModel) -> tuple[list[float], list[_Round]]:
+    """Alternate plain runs (seconds) and marked runs within the time allowed."""
     for _ in range(2):
         made.call(*loaded.args, **loaded.kwargs)
     totals: list[float] = []
-    rounds: list[dict[int, float]] = []
+    rounds: list[_Round] = []
     deadline = time.perf_counter() + CPU_BUDGET_S
     while len(rounds) < MAX_ROUNDS and (len(rounds) < MIN_ROUNDS or time.perf_counter() < deadline):
         start = time.perf_counter()
         made.call(*loaded.args, **loaded.kwargs)
         totals.append(time.perf_counter() - start)
         marks.start(Marking.CLOCK)
+        start = time.perf_counter()
         made.call(*loaded.args, **loaded.kwargs)
-        rounds.append(marks.stop())
+        wall = time.perf_counter() - start
+        rounds.append(_Round(1e6 * wall, marks.stop()))
     return totals, rounds
+
+
+def measure_regions(loaded: LoadedModel, drafts: Sequence[Draft], reason: str) -> tuple[Measured, Bill]:
+    """The way out where generated code cannot be read: eager times of the references, scaled to the model's total."""
+    compiled = torch.compile(loaded.model, dynamic=False)
+    bill = Bill(notes=[f"times are of each region run alone and scaled to the model's: {reason}"])
+    with torch.no_grad():
+        total_us = 1e6 * lower_quartile(_seconds(lambda: compiled(*loaded.args, **loaded.kwargs), loaded.device))
+        for draft in drafts:
+            if draft.samples and not draft.mismatch:
+                spent = 1e6 * lower_quartile(_seconds(_reference_call(draft, loaded.device), loaded.device))
+                bill.regions.update({id(region): spent for _, region in draft.sites})
+    scale = min(1.0, total_us / bill.total()) if bill.total() else 1.0
+    bill.regions = {key: spent * scale for key, spent in bill.regions.items()}
+    return Measured("compile", total_us / 1e3, {}, (), ()), bill
+
+
+def _reference_call(draft: Draft, place: str) -> Callable[[], Any]:
+    scope: dict[str, Any] = {}
+    exec(compile(draft.written.source, "<reference>", "exec"), scope)  # noqa: S102 - our own generated text
+    arguments = [tensor.to(place) for tensor in draft.samples[0]]
+    return lambda: scope["reference"](*arguments)
+
+
+def _seconds(call: Callable[[], Any], place: str) -> list[float]:
+    call()
+    found: list[float] = []
+    deadline = time.perf_counter() + 0.5
+    while len(found) < MIN_ROUNDS or (len(found) < MAX_ROUNDS and time.perf_counter() < deadline):
+        device.synchronize(place)
+        start = time.perf_counter()
+        call()
+        device.synchronize(place)
+        found.append(time.perf_counter() - start)
+    return found
 
 
 def bill_of(found: Capture, measured: Measured) -> Bill:
@@ -125,10 +191,14 @@ def bill_of(found: Capture, measured: Measured) -> Bill:
 
 
 def assemble(
-    loaded: LoadedModel, found: Capture, drafts: Sequence[Draft], measured: Measured, peaks: Mapping[str, float]
+    loaded: LoadedModel,
+    found: Capture,
+    drafts: Sequence[Draft],
+    measured: Measured,
+    bill: Bill,
+    peaks: Mapping[str, float],
 ) -> tuple[ProfileReport, dict[str, list[tuple[torch.Tensor, ...]]]]:
     """The report, ranked, and the samples of its targets."""
-    bill = bill_of(found, measured)
     total_us = max(1e3 * measured.total_ms, bill.total())
     calls = {number: max(1, len(graph.calls)) for number, graph in enumerate(found.graphs)}
     notes = [*found.notes, *measured.notes, *bill.notes]

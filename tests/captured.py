@@ -27,16 +27,24 @@ def load(name: str, dtype: str = "float32") -> LoadedModel:
     )
 
 
-@lru_cache
 def captured(name: str, dtype: str = "float32") -> Capture:
-    """Its capture."""
+    """Its capture, made once."""
+    return _captured(name, dtype)
+
+
+def drafts(name: str, dtype: str = "float32") -> list[Draft]:
+    """Its targets in the making, of that same capture."""
+    return _drafts(name, dtype)
+
+
+@lru_cache
+def _captured(name: str, dtype: str) -> Capture:
     return capture(load(name, dtype))
 
 
 @lru_cache
-def drafts(name: str, dtype: str = "float32") -> list[Draft]:
-    """Its targets in the making."""
-    return draft_targets(captured(name, dtype))
+def _drafts(name: str, dtype: str) -> list[Draft]:
+    return draft_targets(_captured(name, dtype))
 
 
 def capture_of(model: torch.nn.Module, *args: torch.Tensor) -> Capture:

@@ -4,21 +4,22 @@ import json
 
 import pytest
 import torch
-from captured import CLASSES, MODELS, SMALL, captured
+from captured import CLASSES, MODELS, SMALL, captured, drafts, load
 
 from harness import wire
 from harness.attribution import owners_of, shares_of
 from harness.device import describe, measure_peaks, peaks
 from harness.device_trace import busy_us, device_events
 from harness.errors import MachineError
-from harness.instrument import Statement
+from harness.instrument import Instrumented, MeasurementError, Statement
 from harness.kinds import kind_of
 from harness.marks import Marking, mark, start, stop
 from harness.partition import Family
-from harness.profiling import profile
+from harness.profiling import lower_quartile, measure_regions, profile
 from harness.records import ModelSpec, OpNode, ProfileReport, ProfileRequest, Target
 from harness.roofline import floor_us
 from harness.symbols import express, symbolise
+from harness.targets import observe
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,21 @@ def test_marks_add_up_and_cost_nothing_when_off():
 def test_a_trace_without_device_events_is_an_error_and_never_an_empty_profile():
     with pytest.raises(MachineError, match="no device events"):
         device_events([{"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 5}])
+
+
+def test_generated_code_that_cannot_be_read_is_said_and_regions_are_timed_alone():
+    with pytest.raises(MeasurementError, match="0 statements"):
+        Instrumented(lambda: None).require_statements()
+    found = drafts("llama")
+    observe(captured("llama"), found)
+    measured, bill = measure_regions(load("llama"), found, "nothing to read")
+    assert "nothing to read" in bill.notes[0]
+    assert 0 < bill.total() <= 1e3 * measured.total_ms * 1.001
+
+
+def test_the_slower_half_of_the_runs_is_left_out():
+    assert lower_quartile([9.0, 1.0, 2.0, 50.0, 3.0]) == 2.0
+    assert lower_quartile([4.0]) == 4.0
 
 
 def test_overlapping_kernels_count_once():
