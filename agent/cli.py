@@ -6,6 +6,7 @@ command needs it.
 
 import errno
 import sys
+import traceback
 from collections.abc import Sequence
 
 import typer
@@ -45,11 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OvernightError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        _fail(f"there is no space left ({error.filename or 'disk'}): free some, then `overnight resume`.", 3)
+        what = "there is no space left: free some" if error.errno in FULL_DISK else "the machine refused"
+        _fail(f"{what} ({error}).", 3)
     except (KeyboardInterrupt, StopRequestedError):
         _fail("stopped.", 3)
+    except Exception as error:  # noqa: BLE001 - the process's top frame: exit 1 is the honest no, never a crash of ours
+        traceback.print_exc()
+        _fail(f"this is our fault, please report it: {type(error).__name__}: {error}", 3)
 
 
 def _fail(sentence: str, code: int) -> None:

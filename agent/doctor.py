@@ -5,6 +5,7 @@ import subprocess
 
 from agent import machine
 from agent.errors import OvernightError
+from agent.harness_client import PACKAGE_ROOT
 from agent.verbs import Harness
 
 DEVICE_TIMEOUT_S = 120.0
@@ -13,10 +14,11 @@ Findings = dict[str, str | list[str]]
 
 def examine(harness: Harness) -> Findings:
     """Versions, compilers, devices, the sandbox layers of a judge started here."""
-    packages = {name: machine.package_version(name) for name in ("overnight", "torch", "triton", "litellm")}
+    packages = {name: machine.package_version(name) for name in ("torch", "triton", "litellm")}
     return {
         "python": _python(),
         **packages,
+        "installed from": str(PACKAGE_ROOT),
         "git": _first_line(["git", "--version"]),
         "g++": _first_line(["g++", "--version"]),
         "nvcc": _first_line(["nvcc", "--version"]),

@@ -212,6 +212,18 @@ def test_a_target_of_a_session_is_known_and_a_wrong_one_lists_them(finished, ref
     refused(finished, "check", "--target", "x", "--kernel", "model.py", "--session", "day", words="there is night")
 
 
+def test_a_crash_of_ours_is_exit_3_and_never_the_honest_no(finished):
+    done = overnight(finished, "status", environment={"PYTHONHASHSEED": "0"})
+    assert done.returncode == 0
+    lock = finished / ".overnight/night/lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    done = overnight(finished, "status")
+    lock.rmdir()
+    assert done.returncode == 3
+    assert "overnight: " in done.stderr
+
+
 def test_init_makes_what_is_missing_and_leaves_what_is_there(workspace, refused):
     (workspace / "program.md").write_text("mine\n")
     assert overnight(workspace, "init").returncode == 0

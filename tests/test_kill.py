@@ -70,11 +70,11 @@ def assert_whole(workspace, before, interruptions):
         ("judged:1", 0),
         ("committed:1", 0),
         ("decided:1", 0),
-        ("recorded:1", 0),
-        ("judged:2", 0),
-        ("committed:3", 0),
+        pytest.param("recorded:1", 0, marks=pytest.mark.slow),
+        pytest.param("judged:2", 0, marks=pytest.mark.slow),
+        pytest.param("committed:3", 0, marks=pytest.mark.slow),
         ("taken_out:3", 0),
-        ("decided:3", 0),
+        pytest.param("decided:3", 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_kill_at_any_step_loses_nothing_and_judges_nothing_twice(workspace, moment, interruptions):
@@ -107,6 +107,7 @@ def test_a_row_that_was_half_written_when_the_power_went_is_written_whole(worksp
     assert [row["status"] for row in rows(workspace)] == OUTCOMES
 
 
+@pytest.mark.slow
 def test_two_kills_in_a_row_mark_two_experiments_and_lose_none(workspace):
     before = state_of(workspace)
     kill_at(workspace, "proposed:1")
