@@ -43,8 +43,8 @@ def report(file: Path, dtype: torch.dtype, capability: tuple[int, int], folder: 
 
 def test_a_cuda_file_builds_into_a_library_with_its_entry(tmp_path: Path):
     script = (
-        "import sys, torch; sys.path.insert(0, 'kernels/cuda'); import gelu; built = gelu.library(torch.bfloat16, (9, 0));"
-        "print(built.explain(0).decode(), bool(built.gelu))"
+        "import sys, torch; sys.path.insert(0, 'kernels/cuda'); import gelu;"
+        "built = gelu.library(torch.bfloat16, (9, 0)); print(built.explain(0).decode(), bool(built.gelu))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
