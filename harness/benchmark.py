@@ -15,7 +15,7 @@ import torch
 
 from harness.errors import MachineError
 from harness.intervals import Interval, bar, clustered_interval, geometric_mean, process_noise
-from harness.lanes import CANDIDATE, Lane, Pair, Racer, challenge, fresh_run, per_call, race
+from harness.lanes import CANDIDATE, Lane, Pair, Racer, challenge, fresh_run, per_call, race, show_the_work
 from harness.oracle import Oracle
 from harness.problem import Case
 from harness.records import Blame, JudgeRequest, Status, Timing
@@ -23,12 +23,16 @@ from harness.stages import ARENA_SLACK, Refusal, candidate_failures, input_bytes
 from harness.workshop import Execution, KernelRaised, WorkerDied, WorkerOutOfMemory, WorkerTimeout, Workshop
 
 PROCESS_PAIRS = 3
-QUADS = {"cpu": 8, "cuda": 12}
+QUADS = {"cpu": 6, "cuda": 12}
 BASELINE_QUADS = {"cpu": 6, "cuda": 6}
+CONFIRMING_PAIRS = {"cpu": 2, "cuda": 1}
+"""A win is confirmed in this many further processes before it is a keep."""
+MIN_NOISE = {"cpu": 0.02, "cuda": 0.0}
+"""Two pairs of processes may agree by chance; a shared CPU is never quieter than this (facts.md: several percent)."""
 MAX_NOISE = 1.0
 """A/A noise above this says that the machine cannot time anything: "unreliable", never an endless wait."""
-RUN_SECONDS = {"cpu": 8e-3, "cuda": 5e-4}
-"""One timed run holds about this much work, so that the round trip (0.1 ms) weighs little."""
+RUN_SECONDS = {"cpu": 3e-3, "cuda": 5e-4}
+"""Work of one timed run: the round trip (0.1 ms) weighs little, and a run often falls between two disturbances."""
 MIN_SETS, MAX_SETS = 4, 64
 NOISE_LASTS_S = 300.0
 HEADROOM = {"cpu": 1.3, "cuda": 1.05}
@@ -102,7 +106,8 @@ class Baselines:
             return
         quads = BASELINE_QUADS[self._workshop.device]
         lanes = [self.incumbent(baseline, index) for index in range(PROCESS_PAIRS)]
-        baseline.noise = process_noise([race(a, b, quads, examined=False).centre for a, b in pairwise(lanes)])
+        seen = process_noise([race(a, b, quads, examined=False).centre for a, b in pairwise(lanes)])
+        baseline.noise = max(seen, MIN_NOISE[self._workshop.device], baseline.noise / 2)
         baseline.measured_at = time.monotonic()
 
     def close(self) -> None:
@@ -210,6 +215,13 @@ class _Races:
     pairs: list[list[Pair]]
     peak_memory_mb: float | None = None
 
+    def results(self, cases: Sequence[CaseBaseline], trials: int) -> list[CaseResult]:
+        """The interval of each case, as wide as `trials` earlier candidates demand."""
+        return [
+            CaseResult(baseline, clustered_interval([p.log_ratios for p in pairs], trials=trials), tuple(pairs))
+            for baseline, pairs in zip(cases, self.pairs, strict=True)
+        ]
+
 
 def run_benchmark(
     workshop: Workshop, oracle: Oracle, baselines: Baselines, request: JudgeRequest, dtypes: Sequence[str] | None
@@ -229,22 +241,18 @@ def run_benchmark(
             lane = Lane(workshop, oracle, racer, lane_bytes(oracle, workshop.device))
         try:
             hopeless = _race_process(baselines, cases, lane, races, request.min_gain)
-            last = process + 1 == wanted
-            if not hopeless and last:
+            process += 1
+            if process == PROCESS_PAIRS and _decide(races.results(cases, 0), request, oracle).status is Status.KEEP:
+                wanted += CONFIRMING_PAIRS[workshop.device] + (_jump(races) > REJUDGE_ABOVE)
                 challenge(lane)
+                final = cases[-1]
+                show_the_work(baselines.incumbent(final, process), lane, races.pairs[-1][-1])
         finally:
             races.peak_memory_mb = max(races.peak_memory_mb or 0.0, lane.worker.peak_memory_mb or 0.0) or None
             lane.close()
-        process += 1
         if hopeless:
             break
-        if process == PROCESS_PAIRS and _jump(races) > REJUDGE_ABOVE:
-            wanted = PROCESS_PAIRS + 1  # a jump this large is measured once more, in a process of its own
-    results = [
-        CaseResult(baseline, clustered_interval([p.log_ratios for p in pairs], trials=request.trials), tuple(pairs))
-        for baseline, pairs in zip(cases, races.pairs, strict=True)
-        if pairs
-    ]
+    results = races.results(cases, request.trials)
     for result in results:
         _above_floor(oracle, result.baseline.case, result.pairs)
     return _decide(results, request, oracle, races.peak_memory_mb)
@@ -294,7 +302,7 @@ def device_peak(device: str) -> float | None:
 
 
 def _decide(
-    results: Sequence[CaseResult], request: JudgeRequest, oracle: Oracle, peak_memory_mb: float | None
+    results: Sequence[CaseResult], request: JudgeRequest, oracle: Oracle, peak_memory_mb: float | None = None
 ) -> Outcome:
     together = geometric_mean([result.interval for result in results])
     noise = max(result.baseline.noise for result in results)

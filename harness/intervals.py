@@ -8,10 +8,20 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 BOOTSTRAP_DRAWS = 2000
-MIN_TAIL = 0.0005
+MIN_TAIL = 0.0025
+T_TAILS = (0.025, 0.01, 0.005, 0.0025)
+T_QUANTILES = {
+    1: (12.71, 31.82, 63.66, 127.3),
+    2: (4.303, 6.965, 9.925, 14.09),
+    3: (3.182, 4.541, 5.841, 7.453),
+    4: (2.776, 3.747, 4.604, 5.598),
+    5: (2.571, 3.365, 4.032, 4.773),
+    6: (2.447, 3.143, 3.707, 4.317),
+}
+"""One-sided quantiles of Student's distribution by degrees of freedom, at T_TAILS (standard tables)."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +47,29 @@ def tail(trials: int, level: float = 0.95) -> float:
 
 
 def clustered_interval(processes: Sequence[Sequence[float]], *, trials: int = 0, seed: int = 0) -> Interval:
-    """Interval of the mean over processes of the median log-ratio within each; at least one quad per process."""
+    """Interval of the mean over processes of the median log-ratio within each; at least one quad per process.
+
+    A bootstrap over three clusters alone is too narrow, so the interval also holds Student's over the processes.
+    """
     if not processes or any(not quads for quads in processes):
         raise ValueError("every process needs at least one quad")
     source = random.Random(seed)
     centre = fmean(median(quads) for quads in processes)
     draws = sorted(_resampled(processes, source) for _ in range(BOOTSTRAP_DRAWS))
     cut = min(len(draws) // 2, int(tail(trials) * len(draws)))
-    low, high = min(draws[cut], centre), max(draws[-1 - cut], centre)
+    reach = student_reach([median(quads) for quads in processes], tail(trials))
+    low, high = min(draws[cut], centre - reach), max(draws[-1 - cut], centre + reach)
     return Interval(math.exp(centre), math.exp(low), math.exp(high))
+
+
+def student_reach(centres: Sequence[float], one_sided_tail: float) -> float:
+    """Half the width of Student's interval for the mean of some process medians; 0 for a single process."""
+    freedom = len(centres) - 1
+    if freedom < 1:
+        return 0.0
+    column = next((i for i, known in enumerate(T_TAILS) if known <= one_sided_tail), len(T_TAILS) - 1)
+    quantile = T_QUANTILES[min(freedom, max(T_QUANTILES))][column]
+    return quantile * stdev(centres) / math.sqrt(len(centres))
 
 
 def _resampled(processes: Sequence[Sequence[float]], source: random.Random) -> float:
