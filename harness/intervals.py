@@ -12,9 +12,9 @@ from statistics import fmean, median, stdev
 
 BOOTSTRAP_DRAWS = 2000
 MIN_TAIL = 0.0025
+MIN_FREEDOM = 2
 T_TAILS = (0.025, 0.01, 0.005, 0.0025)
 T_QUANTILES = {
-    1: (12.71, 31.82, 63.66, 127.3),
     2: (4.303, 6.965, 9.925, 14.09),
     3: (3.182, 4.541, 5.841, 7.453),
     4: (2.776, 3.747, 4.604, 5.598),
@@ -63,9 +63,9 @@ def clustered_interval(processes: Sequence[Sequence[float]], *, trials: int = 0,
 
 
 def student_reach(centres: Sequence[float], one_sided_tail: float) -> float:
-    """Half the width of Student's interval for the mean of some process medians; 0 for a single process."""
+    """Half the width of Student's interval for the mean of some process medians; 0 below three, too few for a keep."""
     freedom = len(centres) - 1
-    if freedom < 1:
+    if freedom < MIN_FREEDOM:
         return 0.0
     column = next((i for i, known in enumerate(T_TAILS) if known <= one_sided_tail), len(T_TAILS) - 1)
     quantile = T_QUANTILES[min(freedom, max(T_QUANTILES))][column]

@@ -4,6 +4,7 @@ A `Problem` is built from a named op of `harness/specs/` (`named_problem`) or fr
 (`target_problem`); from there on the judge does not know which of the two it was.
 """
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -116,6 +117,7 @@ class NamedOp:
     recipes: tuple[Recipe, ...] = ()
     special: tuple[str, ...] = ()
     linear: bool = False
+    round_sizes: tuple[str, ...] = ()  # symbols that only take sizes listed in `ragged` (head dims)
     contraction: str | None = None  # the symbol that products are summed over; None: no product sums
 
 
@@ -136,6 +138,7 @@ class Problem:
     exact_strides: bool = False
     precision: str = ""
     samples: str | None = None
+    surprise: Callable[[], Case] | None = None  # a case with secret sizes, another one for each candidate
     flops: Mapping[str, int] = field(default_factory=dict)  # by bench case
     bytes: Mapping[str, int] = field(default_factory=dict)
 
@@ -211,6 +214,7 @@ def named_problem(
         bench,
         builder.calibration(),
         keywords=False,
+        surprise=None if shape else builder.surprise,
         flops={case.name: op.flops(case.bindings) for case in bench},
         bytes={case.name: _compulsory_bytes(case) for case in bench},
     )
@@ -326,6 +330,16 @@ class _NamedCases:
                 name = f"{case.name}, {said}"
                 found[name] = Case(name, dtype, case.inputs, constants, bindings=case.bindings)
         return tuple(found.values())
+
+    def surprise(self) -> Case:
+        """A shape between the ragged ones that nobody can know, in the first dtype."""
+        sizes = {}
+        for symbol in self.op.ragged[0]:
+            known = sorted(bindings[symbol] for bindings in self.op.ragged)
+            low, high = known[0], min(known[-1], 64 * known[0])
+            free = symbol not in self.op.round_sizes
+            sizes[symbol] = low + secrets.randbelow(high - low + 1) if free else secrets.choice(known)
+        return self.case("secret shape", self.fitting(sizes, self.dtypes[0]), self.dtypes[0])
 
     def stability(self) -> tuple[Case, ...]:
         cases = [

@@ -39,6 +39,7 @@ CALL_TIMEOUT_S = {"cpu": 15.0, "cuda": 60.0}  # on a GPU each new shape may be c
 PREPARE_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
 COMPILE_TIMEOUT_S = 240.0
 DETERMINISM_CALLS = 3
+CALLS_IN_A_ROW = 4
 ARENA_SLACK = 1 << 26
 
 FIVE_STAGES = (StageName.SMOKE, StageName.SHAPES, StageName.STABILITY, StageName.DETERMINISM, StageName.EDGE)
@@ -276,6 +277,11 @@ def run_stages(exam: Exam, examinee: Examinee, progress: Progress) -> None:
     for stage in (StageName.SHAPES, StageName.STABILITY):
         with progress.stage(stage) as notes:
             notes.append(_all(exam, examinee, stage))
+            surprise = exam.oracle.problem.surprise
+            if stage is StageName.SHAPES and surprise is not None:
+                case = surprise()
+                if exam.kernel.dtypes is None or case.dtype in exam.kernel.dtypes:
+                    examinee.check(exam.oracle.ask(case))
     with progress.stage(StageName.DETERMINISM) as notes:
         notes.append(_determinism(exam, examinee))
     with progress.stage(StageName.EDGE) as notes:
@@ -356,26 +362,29 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
-    """Prepared calls whose contents are exchanged before they run: neither call may answer from memory.
+    """Prepared calls whose contents are exchanged before they run: no call may answer from memory.
 
-    The first one's output must also survive the second call (one static buffer for all calls does not).
+    Each output must also survive the calls after it (a few static buffers for all calls do not).
     """
-    first, second = exam.oracle.ask(case), exam.oracle.ask(case)
+    questions = [exam.oracle.ask(case) for _ in range(CALLS_IN_A_ROW)]
     arena, device = examinee.arena, exam.workshop.device
     arena.reset()
     keywords, positional = constants_of(exam.oracle.problem, case)
-    placed = [tuple(arena.place(value) for value in question.inputs) for question in (second, first)]
-    calls = [PreparedCall(slots, keywords, positional, len(first.expected)) for slots in placed]
+    placed = [tuple(arena.place(value) for value in question.inputs) for question in reversed(questions)]
+    results = len(questions[0].expected)
+    calls = [PreparedCall(slots, keywords, positional, results) for slots in placed]
     settle(device)
-    with candidate_failures("when called twice in a row"):
+    with candidate_failures("when called several times in a row"):
         examinee.worker.prepare(calls, PREPARE_TIMEOUT_S[device])
-        for slots, question in zip(placed, (first, second), strict=True):
+        for slots, question in zip(placed, questions, strict=True):
             for slot, value in zip(slots, question.inputs, strict=True):
                 copy_into(arena.tensor(slot), value)
         settle(device)
         examinee.worker.time(1, PREPARE_TIMEOUT_S[device])
-    for index, question in enumerate((first, second)):
-        outputs = examinee.reserve(question.expected)
+    outputs = examinee.reserve(questions[0].expected)
+    for index, question in enumerate(questions):
+        for slot in outputs:
+            arena.poison(slot)
         settle(device)
         with candidate_failures("when its output was read later"):
             report = examinee.worker.collect(index, outputs)
@@ -392,11 +401,11 @@ def copy_into(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def arena_bytes(oracle: Oracle) -> int:
-    """Room for two calls of the largest case, inputs and outputs."""
+    """Room for the calls in a row of the largest case, inputs and outputs."""
     problem = oracle.problem
     cases = [case for stage in problem.cases.values() for case in stage] + list(problem.bench)
     largest = max(cases, key=input_bytes)
-    return 3 * (input_bytes(largest) + output_bytes(oracle, largest)) + ARENA_SLACK
+    return (CALLS_IN_A_ROW + 1) * (input_bytes(largest) + output_bytes(oracle, largest)) + ARENA_SLACK
 
 
 def input_bytes(case: Case) -> int:

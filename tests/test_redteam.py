@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent / "redteam"))
 
 from corpus import specimens
 
-BENCHMARK_GUARDS = {"benchmark", "timed_outputs", "challenge_chain"}
+BENCHMARK_GUARDS = {"benchmark", "timed_outputs", "challenge_chain", "deferred_work"}
 QUICK_HONEST = {"library_softmax", "declared_error_bound", "exact_matmul", "serial_sum"}
 CHEATS = [s for s in specimens("cheats") if s.device != "cuda"]
 HONEST = [s for s in specimens("honest") if s.device != "cuda"]

@@ -21,6 +21,7 @@ SPEC = NamedOp(
         {"B": 1, "H": 1, "S": 255, "D": 128},
     ),
     edge=({"B": 0, "H": 2, "S": 16, "D": 64}, {"B": 1, "H": 1, "S": 1, "D": 64}, {"B": 3, "H": 1, "S": 3, "D": 16}),
+    round_sizes=("D",),
     flops=lambda at: 2 * at["B"] * at["H"] * at["S"] ** 2 * at["D"],
     variants=({"causal": False}, {"causal": True, "sm_scale": 0.3}),
     recipes=(Recipe.POSITIVE, Recipe.LARGE, Recipe.SMALL, Recipe.OUTLIERS, Recipe.LAST_COLUMN),

@@ -28,6 +28,7 @@ SPEC = NamedOp(
         {"B": 3, "H": 1, "S": 129, "D": 128},
     ),
     edge=({"B": 0, "H": 2, "S": 16, "D": 64}, {"B": 1, "H": 1, "S": 1, "D": 2}, {"B": 2, "H": 1, "S": 3, "D": 6}),
+    round_sizes=("D",),
     flops=lambda at: 3 * at["B"] * at["H"] * at["S"] * at["D"],
     recipes=(Recipe.POSITIVE, Recipe.LARGE, Recipe.SMALL, Recipe.OUTLIERS, Recipe.LAST_COLUMN),
     special=("nan", "inf"),
