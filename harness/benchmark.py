@@ -314,8 +314,19 @@ def _decide(
     timing = _timing(results, together, noise, oracle, peak_memory_mb)
     interval = f"interval {together.low:.3g} to {together.high:.3g}"
     said = f"{together.ratio:.3g} times the incumbent ({timing.incumbent}), {interval}"
-    reason = "" if keep else f"; a keep needs the lower bound above {needed:.3g}"
+    reason = "" if keep else f"; {_why_not(results, together, needed)}"
     return Outcome(Status.KEEP if keep else Status.DISCARD, said + reason, timing)
+
+
+def _why_not(results: Sequence[CaseResult], together: Interval, needed: float) -> str:
+    """The first rule of a keep that is not met."""
+    if together.low <= needed:
+        return f"a keep needs the lower bound above {needed:.4g}"
+    lost = [result for result in results if result.interval.high <= 1 or any(p.centre <= 0 for p in result.pairs)]
+    if lost:
+        worst = min(lost, key=lambda result: result.interval.ratio)
+        return f"a keep may lose nowhere, and it is {worst.interval.ratio:.3g} times on {worst.baseline.case.name}"
+    return "a keep needs more process pairs than could be run"
 
 
 def _timing(
