@@ -6,9 +6,8 @@ from agent.proposers.playbook.sizes import ONE
 from harness.records import Scalar, Target
 
 TUNABLES: dict[str, list[int]] = {
-    "PARALLEL_FROM": [32768, 8192, 131072],
+    "PARALLEL_FROM": [98304, 16384, 1048576],
     "VECTOR_BITS": [512, 256],
-    "UNROLL": [0, 1],
 }
 
 TEMPLATE = '''"""{doc}"""
@@ -27,12 +26,10 @@ DTYPES = {dtypes}
 TUNABLES = {tunables}
 PARALLEL_FROM = TUNABLES["PARALLEL_FROM"][0]  # elements from which the threads are worth waking
 VECTOR_BITS = TUNABLES["VECTOR_BITS"][0]
-UNROLL = TUNABLES["UNROLL"][0]
 
 FLAGS = [
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC",
     f"-DPARALLEL_FROM={{PARALLEL_FROM}}", f"-mprefer-vector-width={{VECTOR_BITS}}",
-    "-funroll-loops" if UNROLL else "-fno-unroll-loops",
     "-fno-thread-jumps", "-fno-tree-pre", "-fno-ssa-phiopt",  # a clamp stays a blend: no code per clamped branch
 ]  # fmt: skip
 
