@@ -42,6 +42,7 @@ NO_PRECOMPILED_HEADERS = "import torch._inductor.config\ntorch._inductor.config.
 SET_GAP = 1 << 18
 MAX_SET_BYTES = {"cpu": 1 << 27, "cuda": 1 << 32}
 REJUDGE_ABOVE = 3.0
+SUSPICIOUS_ABOVE = 1.5
 FLOOR_SHARE = 0.8
 PEAK_BYTES_PER_S = {"H200": 4.8e12, "H100": 3.35e12, "B200": 8.0e12, "A100": 2.04e12, "L40S": 0.864e12, "4090": 1.01e12}
 """Specified memory bandwidth by device name (vendors' data sheets); an unknown device has no floor."""
@@ -242,6 +243,8 @@ def run_benchmark(
         try:
             hopeless = _race_process(baselines, cases, lane, races, request.min_gain)
             process += 1
+            if not hopeless and process == 1 and _jump(races) > SUSPICIOUS_ABOVE:
+                show_the_work(baselines.incumbent(cases[-1], 0), lane, races.pairs[-1][-1])
             if process == PROCESS_PAIRS and _decide(races.results(cases, 0), request, oracle).status is Status.KEEP:
                 wanted += CONFIRMING_PAIRS[workshop.device] + (_jump(races) > REJUDGE_ABOVE)
                 challenge(lane)

@@ -57,6 +57,7 @@ MIN_QUADS = 3
 POSITION_SECONDS = 0.3
 """On a busy machine a race is cut short, not waited for: the interval is wider then."""
 READ_BACK_ROUNDS = 5
+READ_BACK_TRIES = 3
 READ_BACK_SHARE = 0.5
 CLOCK_REPLAYS, CLOCK_ROUNDS = 20, 3
 CLOCK_SHARE, CLOCK_SLACK_S = 0.1, 5e-4
@@ -407,15 +408,21 @@ def show_the_work(a: Lane, b: Lane, pair: Pair) -> None:
     claimed = (pair.a_seconds - pair.b_seconds) * b.sets
     if claimed <= 0:
         return
-    with _quiet_threads():
-        totals: tuple[list[float], list[float]] = ([], [])
-        for _ in range(READ_BACK_ROUNDS):
-            with _alone(a, b):
-                totals[0].append(a.run_and_read())
-            with _alone(b, a), candidate_failures("when all outputs were read back"):
-                totals[1].append(b.run_and_read())
-    saved = median(totals[0]) - median(totals[1])
-    slack = max(1e-3, 0.25 * median(totals[0]))
-    if saved < READ_BACK_SHARE * claimed - slack:
-        said = f"saves {claimed * 1e3:.2f} ms a run, but {saved * 1e3:.2f} ms until its outputs are there"
-        raise Refusal(Status.CHEAT, said, "deferred_work")
+    totals: tuple[list[float], list[float]] = ([], [])
+    for _ in range(READ_BACK_TRIES):
+        with _quiet_threads():
+            _read_back(a, b, totals)
+        # the fastest of many: a busy machine only adds time, and must not turn an honest kernel into a cheat
+        saved = min(totals[0]) - min(totals[1])
+        if saved >= READ_BACK_SHARE * claimed - max(1e-3, 0.25 * min(totals[0])):
+            return
+    said = f"saves {claimed * 1e3:.2f} ms a run, but {saved * 1e3:.2f} ms until its outputs are there"
+    raise Refusal(Status.CHEAT, said, "deferred_work")
+
+
+def _read_back(a: Lane, b: Lane, totals: tuple[list[float], list[float]]) -> None:
+    for _ in range(READ_BACK_ROUNDS):
+        with _alone(a, b):
+            totals[0].append(a.run_and_read())
+        with _alone(b, a), candidate_failures("when all outputs were read back"):
+            totals[1].append(b.run_and_read())
