@@ -45,7 +45,7 @@ def scaled_target(**changes) -> Target:
     target = Target(
         id="scaled",
         kind="other",
-        title="Scaled ×2",
+        title="Scaled x2",
         key="k",
         inputs=(
             spec("x", Role.ACTIVATION, (12, 40), ("s0", 40)),
@@ -169,7 +169,7 @@ def test_cpp_rmsnorm_is_kept_or_discarded_by_its_interval_alone(judge):
 
 @pytest.mark.slow
 def test_a_correct_but_slower_kernel_is_accepted_and_discarded(judge):
-    slow = "import torch\n\n\ndef kernel_fn(x):\n    for _ in range(4):\n        y = torch.softmax(x.double(), dim=-1)\n    return y.to(x.dtype)\n"
+    slow = (Path(__file__).parent / "redteam" / "honest" / "slow_softmax.py").read_text()
     verdict = decided(judge, "softmax", slow, bench=True)
     if verdict.guard == "unreliable":
         pytest.skip("this machine is too busy to time anything: " + verdict.detail)
