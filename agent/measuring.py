@@ -88,17 +88,24 @@ def measure_model(session: Session, one: Experiment) -> tuple[VerifyReport | Non
     kernels = kept_kernels(session.targets, [*session.experiments(), replace(one, status=RowStatus.KEEP)])
     if one.target not in kernels:
         return None, "another choice of disjoint kernels saves more"
+    before = kept_kernels(session.targets, session.experiments())
     session.say(f"measuring the model with {len(kernels)} kept kernel{'s' * (len(kernels) > 1)}")
     try:
-        report = verify(session, kernels, QUICK_MODES[session.options.device])
+        report = verify(session, kernels, QUICK_MODES[session.options.device], before=before)
     except OvernightError as error:
         return None, f"the model could not be measured with it: {' '.join(str(error).split())}"
-    return report, policy.isolated_only(one.target, session.verified, report)
+    return report, policy.isolated_only(one.target, report)
 
 
-def verify(session: Session, kernels: dict[str, Candidate], modes: tuple[str, ...]) -> VerifyReport:
-    """Measure the whole model in a process of its own."""
-    return session.harness.verify(verify_request(session.options.model, session.places, kernels, modes))
+def verify(
+    session: Session,
+    kernels: dict[str, Candidate],
+    modes: tuple[str, ...],
+    *,
+    before: Mapping[str, Candidate] | None = None,
+) -> VerifyReport:
+    """Measure the whole model in a process of its own, and with the kernels of `before` where those are given."""
+    return session.harness.verify(verify_request(session.options.model, session.places, kernels, modes, before=before))
 
 
 def kept_kernels(targets: Sequence[Target], experiments: Sequence[Experiment]) -> dict[str, Candidate]:
@@ -119,10 +126,16 @@ def verify_request(
     modes: tuple[str, ...],
     *,
     bisect: bool = False,
+    before: Mapping[str, Candidate] | None = None,
 ) -> VerifyRequest:
     """Ask for the model with those kernels in it."""
-    pairs = tuple(KeptKernel(str(places.target_file(name)), one.source) for name, one in kernels.items())
-    return VerifyRequest(model, pairs, modes, bisect)
+    return VerifyRequest(
+        model, _pairs(places, kernels), modes, bisect, None if before is None else _pairs(places, before)
+    )
+
+
+def _pairs(places: SessionPlaces, kernels: Mapping[str, Candidate]) -> tuple[KeptKernel, ...]:
+    return tuple(KeptKernel(str(places.target_file(name)), one.source) for name, one in kernels.items())
 
 
 def verify_session(harness: Harness, places: SessionPlaces, modes: tuple[str, ...], *, bisect: bool) -> VerifyReport:

@@ -19,8 +19,6 @@ ROW_OF_VERDICT = {
     Status.ENVIRONMENT: RowStatus.ENVIRONMENT,
 }
 ISOLATED_ONLY = "isolated only"
-# Whole-model medians of two processes differ by this much for no reason; a slowdown below it is not seen.
-MODEL_NOISE = 0.02
 EXHAUSTIVE_LIMIT = 14
 
 
@@ -54,36 +52,22 @@ def duplicate_of(candidate: Candidate | None, experiments: Iterable[Experiment])
     return None
 
 
-def isolated_only(target: str, before: VerifyReport | None, after: VerifyReport) -> str | None:
+def isolated_only(target: str, report: VerifyReport) -> str | None:
     """Why a keep does not help the model, None when it may stay.
 
-    Two processes are compared through the ratio to eager that each measured itself; `before` None means that nothing
-    was spliced in yet, and then the better of the compiled modes (CUDA graphs included, where there are any) is what it
-    must not fall behind.
+    The model with it and without it were timed interleaved in one process; what the clock cannot tell apart stays only
+    when the better half of the evidence is on its side.
     """
-    if not after.outputs_ok:
-        return f"with it the model's outputs differ (max error {after.max_error:.3g})"
-    if after.applied.get(target, 0) == 0:
+    if not report.outputs_ok:
+        return f"with it the model's outputs differ (max error {report.max_error:.3g})"
+    if report.applied.get(target, 0) == 0:
         return "it is reached by no call site of the model"
-    now = speed_against_eager(after, "overnight")
-    then = speed_against_eager(before, "overnight") if before else _compiled_speed(after)
-    if now is None or then is None:
-        return None
-    slack = max(MODEL_NOISE, _spread(after) + (_spread(before) if before else 0.0))
-    if now < then * (1.0 - slack):
-        return f"the model runs at {now / then:.3f} of its speed before"
+    gain = report.newest
+    if gain is None:
+        return "the model could not be timed with and without it"
+    if gain.ratio < 1.0:
+        return f"with it the model runs at {gain.ratio:.4f} of its speed ({gain.low:.4f} to {gain.high:.4f})"
     return None
-
-
-def speed_against_eager(report: VerifyReport, mode: str) -> float | None:
-    """How many times faster than eager a mode was in the same process, None when one of them was not run."""
-    eager, other = _median(report, "eager"), _median(report, mode)
-    return eager / other if eager and other else None
-
-
-def _compiled_speed(report: VerifyReport) -> float | None:
-    speeds = [speed_against_eager(report, mode) for mode in ("compile", "reduce_overhead")]
-    return max((speed for speed in speeds if speed is not None), default=None)
 
 
 def _mode(report: VerifyReport, name: str) -> ModeMeasurement | None:
@@ -98,16 +82,6 @@ def _median(report: VerifyReport, name: str) -> float | None:
 def model_ms(report: VerifyReport) -> float | None:
     """The model's median with what is kept, milliseconds."""
     return _median(report, "overnight")
-
-
-def _spread(report: VerifyReport) -> float:
-    """Half-widths of the intervals of both terms of the ratio, relative."""
-    total = 0.0
-    for name in ("overnight", "eager"):
-        mode = _mode(report, name)
-        if mode and mode.median_ms and mode.ci_low is not None and mode.ci_high is not None:
-            total += (mode.ci_high - mode.ci_low) / 2 / mode.median_ms
-    return total
 
 
 def best_disjoint(targets: Sequence[Target], saved_ms: Mapping[str, float]) -> frozenset[str]:

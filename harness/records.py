@@ -299,12 +299,16 @@ class KeptKernel:
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """Measure `model` with `kernels` spliced in against the named modes, or all of them."""
+    """Measure `model` with `kernels` spliced in against the named modes, or all of them.
+
+    `before` is what was spliced in until now, when one more kernel is on trial: the model is then timed both ways.
+    """
 
     model: ModelSpec
     kernels: tuple[KeptKernel, ...]
     modes: tuple[str, ...] = ()
     bisect: bool = False
+    before: tuple[KeptKernel, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -328,6 +332,15 @@ class SiteCounts:
 
 
 @dataclass(frozen=True)
+class ModelGain:
+    """What the newest kernel does to the whole model: time before ÷ time with it, interleaved in one process."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """The whole model, measured (contracts: verify)."""
 
@@ -344,6 +357,7 @@ class VerifyReport:
     applied: Mapping[str, int] = field(default_factory=dict)  # sites per target id; 0 = not applied
     detail: str = ""
     suspects: tuple[str, ...] = ()  # bisect: targets that break or slow the model
+    newest: ModelGain | None = None
 
 
 @dataclass(frozen=True)

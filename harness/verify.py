@@ -19,10 +19,11 @@ from harness.latency import Call, Interval, interval, measure, speedup
 from harness.modes import COMPILE, EAGER, MODES, OVERNIGHT, ModelCall, build_mode, held_bytes, peak_memory_mb, why_not
 from harness.optimized import Optimized, optimize
 from harness.outputs import Difference, copied, redrawn
-from harness.records import ModeMeasurement, SiteCounts, VerifyReport, VerifyRequest
+from harness.records import ModelGain, ModeMeasurement, SiteCounts, VerifyReport, VerifyRequest
 from harness.rpc import EventSink
 from harness.soundness import Inputs, check, eager_randomness, restored
 
+BEFORE = "before the newest kernel"
 LOOP_MODES = (OVERNIGHT, COMPILE, EAGER)  # what a session re-measures after each keep
 CPU_BUDGET_S = 12.0
 GPU_BUDGET_S = 6.0
@@ -93,7 +94,14 @@ def verify(request: VerifyRequest, emit: EventSink) -> VerifyReport:
     if unknown:
         raise InputError(f"unknown mode {unknown[0]!r}; the modes are {', '.join(MODES)}.")
     kernels = [read_kernel(kept) for kept in request.kernels]
-    return verify_model(load_model(request.model), kernels, emit, modes=request.modes, bisect=request.bisect)
+    return verify_model(
+        load_model(request.model),
+        kernels,
+        emit,
+        modes=request.modes,
+        bisect=request.bisect,
+        before=None if request.before is None else [read_kernel(kept) for kept in request.before],
+    )
 
 
 def verify_model(
@@ -103,6 +111,7 @@ def verify_model(
     *,
     modes: Sequence[str] = (),
     bisect: bool = False,
+    before: Sequence[Kernel] | None = None,
     budget_s: float | None = None,
     build: Builder = spliced,
 ) -> VerifyReport:
@@ -114,7 +123,8 @@ def verify_model(
         ours = build(subject.model, kernels)
         sites, difference = _outputs(ours, subject, kernels, _other_inputs(loaded))
         emit("outputs", {"ok": difference.ok, "max_error": _finite(difference.max_error), "detail": difference.detail})
-        timings = _timings(ours, subject, modes, budget, emit)
+        earlier = None if before is None else build(subject.model, before)
+        timings = _timings(ours, subject, modes, budget, emit, earlier)
         suspects = _suspects(subject, kernels, difference.ok, budget, emit, build) if bisect else ()
     return _report(loaded, timings, difference, sites, suspects)
 
@@ -179,9 +189,17 @@ def _count_sites(ours: Optimized, subject: ModelCall, kernels: Sequence[Kernel])
 
 
 def _timings(
-    ours: Optimized, subject: ModelCall, requested: Sequence[str], budget_s: float, emit: EventSink
+    ours: Optimized,
+    subject: ModelCall,
+    requested: Sequence[str],
+    budget_s: float,
+    emit: EventSink,
+    earlier: Optimized | None,
 ) -> Timings:
-    """Warm every mode up, then time those that work together; a mode's failure is its own."""
+    """Warm every mode up, then time those that work together; a mode's failure is its own.
+
+    `earlier` is the model with the kernels kept until now, made in the same way, so that nothing else differs.
+    """
     timings, calls = Timings(), dict[str, Call]()
     with restored(subject.model):
         for mode in MODES:
@@ -191,6 +209,8 @@ def _timings(
             if reason is not None:
                 timings.missing[mode] = reason
             emit("mode", {"mode": mode, "ready": reason is None, "reason": reason})
+        if earlier is not None:
+            calls[BEFORE] = build_mode(OVERNIGHT, subject, earlier)
         timings.samples = measure(calls, on_gpu=subject.on_gpu, budget_s=budget_s) if calls else {}
     return timings
 
@@ -238,7 +258,7 @@ def _report(
     loaded: Loaded, timings: Timings, difference: Difference, sites: Sites, suspects: tuple[str, ...]
 ) -> VerifyReport:
     mine = timings.samples.get(OVERNIGHT, [])
-    others = {mode: samples for mode, samples in timings.samples.items() if mode != OVERNIGHT}
+    others = {mode: samples for mode, samples in timings.samples.items() if mode not in {OVERNIGHT, BEFORE}}
     versus = {mode: speedup(mine, samples) for mode, samples in others.items()} if mine else {}
     best = min(versus, key=lambda mode: versus[mode].median, default=None)
     not_applied = [target for target, count in sites.applied.items() if not count]
@@ -262,7 +282,15 @@ def _report(
         applied=dict(sites.applied),
         detail="; ".join(note for note in notes if note),
         suspects=suspects,
+        newest=_newest(mine, timings.samples.get(BEFORE, [])),
     )
+
+
+def _newest(mine: Sequence[float], before: Sequence[float]) -> ModelGain | None:
+    if not mine or not before:
+        return None
+    found = speedup(mine, before)
+    return ModelGain(found.median, found.low, found.high)
 
 
 def _measurement(mode: str, timings: Timings) -> ModeMeasurement:

@@ -95,14 +95,22 @@ def judge(body):
     }  # fmt: skip
 
 
+def model_time(kernels):
+    ours = 1.0
+    for kernel in kernels:
+        factor = re.search(r"^# model: ([\d.]+)$", kernel["source"], re.MULTILINE)
+        ours *= float(factor[1]) if factor else 0.9
+    return ours
+
+
 def verify(body):
-    applied, ours, outputs_ok = {}, 1.0, True
+    applied, ours, outputs_ok = {}, model_time(body["kernels"]), True
     for kernel in body["kernels"]:
         source = kernel["source"]
         applied[Path(kernel["target"]).stem] = 0 if "# not applied" in source else 2
         outputs_ok &= "# breaks the model" not in source
-        factor = re.search(r"^# model: ([\d.]+)$", source, re.MULTILINE)
-        ours *= float(factor[1]) if factor else 0.9
+    before = body.get("before")
+    gain = None if before is None else model_time(before) / ours
     modes = {"overnight": ours, "eager": 1.2, "compile": 1.0}
     return {
         "model": "Scripted", "device": "cpu", "device_name": "scripted",
@@ -113,6 +121,7 @@ def verify(body):
         "outputs_ok": outputs_ok, "max_error": 0.0, "faster": ours < 1.0, "model_speedup": 1.0 / ours,
         "model_speedup_vs_eager": 1.2 / ours, "sites": {"applied": sum(applied.values()), "fallback": 0},
         "applied": applied,
+        "newest": gain and {"ratio": gain, "low": gain * 0.999, "high": gain * 1.001},
     }  # fmt: skip
 
 

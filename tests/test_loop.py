@@ -11,7 +11,7 @@ from agent import policy, ranking
 from agent.budget import Budget, Spent, amended, exhausted
 from agent.errors import InputError
 from agent.records import Candidate, Experiment, ExperimentState, RowStatus
-from harness.records import ModeMeasurement, SiteCounts, Status, VerifyReport
+from harness.records import ModelGain, ModeMeasurement, SiteCounts, Status, VerifyReport
 
 
 def experiment(number, name, status, *, speedup=1.5, source="x"):
@@ -109,29 +109,29 @@ def test_a_kernel_that_was_never_judged_is_no_original():
     assert policy.duplicate_of(candidate, [experiment(1, "a", RowStatus.DISCARD)]).number == 1
 
 
-def report(ours, *, eager=2.0, compiled=1.5, applied=2, outputs_ok=True):
-    modes = {"overnight": ours, "eager": eager, "compile": compiled}
+def report(gain, *, applied=2, outputs_ok=True):
+    modes = {"overnight": 1.0, "eager": 2.0, "compile": 1.5}
     return VerifyReport(
         "m", "cpu", "cpu", tuple(ModeMeasurement(n, ms, ms * 0.995, ms * 1.005, None) for n, ms in modes.items()),
         outputs_ok, 0.0, faster=True, model_speedup=1.0, model_speedup_vs_eager=1.0,
         sites=SiteCounts(applied, 0), applied={"a": applied},
+        newest=None if gain is None else ModelGain(gain, gain * 0.99, gain * 1.01),
     )  # fmt: skip
 
 
 def test_a_keep_that_helps_the_model_stays_and_a_slower_one_goes():
-    assert policy.isolated_only("a", None, report(1.4)) is None
-    assert "of its speed" in policy.isolated_only("a", None, report(1.7))
-    assert policy.isolated_only("a", report(1.4), report(1.3)) is None
-    assert "of its speed" in policy.isolated_only("a", report(1.2), report(1.4))
+    assert policy.isolated_only("a", report(1.05)) is None
+    assert policy.isolated_only("a", report(1.001)) is None
+    assert "of its speed" in policy.isolated_only("a", report(0.97))
 
 
-def test_a_slower_machine_is_not_taken_for_a_slower_model():
-    assert policy.isolated_only("a", report(1.0, eager=2.0), report(1.4, eager=3.0)) is None
+def test_a_keep_whose_effect_on_the_model_was_not_timed_goes():
+    assert "could not be timed" in policy.isolated_only("a", report(None))
 
 
 def test_a_kernel_never_reached_or_one_that_changes_outputs_goes():
-    assert "no call site" in policy.isolated_only("a", None, report(1.0, applied=0))
-    assert "outputs differ" in policy.isolated_only("a", None, report(1.0, outputs_ok=False))
+    assert "no call site" in policy.isolated_only("a", report(1.1, applied=0))
+    assert "outputs differ" in policy.isolated_only("a", report(1.1, outputs_ok=False))
 
 
 def test_the_best_disjoint_choice_weighs_a_fusion_against_what_it_covers():
