@@ -133,6 +133,20 @@ def test_a_slow_kernel_is_named_by_bisecting():
     assert kernels[0].target.id in report.suspects
 
 
+def test_a_new_kernel_that_slows_the_model_shows_against_the_model_before_it():
+    example, (_, emit) = small(), heard()
+    kernels = light_kernels(example)
+    slow = "import time\n" + kernels[0].source.replace("def kernel_fn(", "def right(")
+    slow += "\n\ndef kernel_fn(*x):\n    time.sleep(0.02)\n    return right(*x)\n"
+    report = verify_model(
+        example, [Kernel(kernels[0].target, slow)], emit, modes=("overnight",), before=kernels[:1], budget_s=0.3
+    )
+    assert report.outputs_ok
+    assert report.newest is not None
+    assert report.newest.high < 1.0
+    assert [mode.mode for mode in report.modes if mode.median_ms is not None] == ["overnight"]
+
+
 def test_a_kernel_that_raises_spoils_only_its_own_mode():
     example, (_, emit) = small(), heard()
     kernel = light_kernels(example)[0]

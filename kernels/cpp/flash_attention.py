@@ -158,7 +158,7 @@ template <int R>
 static void mix(const float* v, int64_t pitch, const float* p, int64_t keys, float* out, const vf* fade) {
     vf tile[R][2];
     for (int m = 0; m < R; m++)
-        for (int half = 0; half < 2; half++) tile[m][half] = load(out + m * NR + half * W) * fade[half];
+        for (int half = 0; half < 2; half++) tile[m][half] = vf{};
     for (int64_t k = 0; k < keys; k++, v += pitch, p += NR) {
         const vf left = load(p), right = load(p + W);
         #pragma GCC unroll 16
@@ -168,7 +168,10 @@ static void mix(const float* v, int64_t pitch, const float* p, int64_t keys, flo
         }
     }
     for (int m = 0; m < R; m++)
-        for (int half = 0; half < 2; half++) store(out + m * NR + half * W, tile[m][half]);
+        for (int half = 0; half < 2; half++) {
+            float* at = out + m * NR + half * W;
+            store(at, load(at) * fade[half] + tile[m][half]);
+        }
 }
 template <int R>
 static void mix_rows(int rows, const float* v, int64_t pitch, const float* p, int64_t keys, float* out,
@@ -299,13 +302,14 @@ static void attend_block(const T* q, int64_t q_pitch, const T* k, int64_t k_pitc
             shift[half] = highest == fill(-INFINITY) ? fill(0.0f) : highest;
             fade[half] = vexp((top[half] - shift[half]) * by);
             top[half] = highest;
-            sum[half] *= fade[half];
+            vf part = {};
             for (int64_t j = 0; j < n; j++) {
                 float* at = scores + j * NR + half * W;
                 vf e = vexp((load(at) - shift[half]) * by);
-                sum[half] += e;
+                part += e;
                 store(at, e);
             }
+            sum[half] = sum[half] * fade[half] + part;
         }
         int64_t pitch = v_pitch;
         const float* values = as_float(v + start * v_pitch, pitch, n, width, buffer);
