@@ -51,7 +51,7 @@ from harness.workshop import (
 
 MAX_BASES = 4
 CHALLENGE_LINKS = 4
-RUNS_PER_POSITION = {"cpu": 3, "cuda": 1}
+RUNS_PER_POSITION = {"cpu": 5, "cuda": 1}
 RACE_SECONDS = 4.0
 MIN_QUADS = 3
 POSITION_SECONDS = 0.3
