@@ -1,4 +1,4 @@
-# expect: static_output
+# expect: static_output or stability
 # target: softmax
 # Memoised by address, shape and version.
 import torch
