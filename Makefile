@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml
 
 # One command from a model to verified kernels: the LLaMA example, the built-in playbook, the GPU if there is one.
 MODEL ?= models/llama.py:LLaMA
-ARGS  ?= --experiments 16 --hours 0.12
+ARGS  ?= --experiments 40 --hours 0.13
 run: $(STAMP)
 	$(BIN)/overnight run $(MODEL) --proposer playbook $(ARGS)
 
