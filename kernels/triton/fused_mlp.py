@@ -36,8 +36,8 @@ def linear_tile(
     row = (top + pid % (GROUP * tiles_n) % height) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = pid % (GROUP * tiles_n) // height * BLOCK_N + tl.arange(0, BLOCK_N)
     # Rows past the edge wrap around: they read valid memory and are not stored.
-    x_row = tl.max_contiguous(tl.multiple_of(row % m, BLOCK_M), BLOCK_M).to(tl.int64)
-    w_row = tl.max_contiguous(tl.multiple_of(col % n, BLOCK_N), BLOCK_N).to(tl.int64)
+    x_row = (row % m).to(tl.int64)
+    w_row = (col % n).to(tl.int64)
     inner = tl.arange(0, BLOCK_K)
     x_at = x + x_row[:, None] * k + inner[None, :]
     w_offset = w_row[None, :] * k + inner[:, None]

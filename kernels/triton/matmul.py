@@ -31,6 +31,7 @@ DESCRIPTORS = TUNABLES["DESCRIPTORS"][0]
 def matmul_tile(
     a, b, c, m, n, k, a_batch, a_m, a_k, b_batch, b_k, b_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
+    EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
@@ -42,8 +43,8 @@ def matmul_tile(
     row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     # Rows past the edge wrap around: they read valid memory and are not stored.
-    a_row = tl.max_contiguous(tl.multiple_of(row % m, BLOCK_M), BLOCK_M).to(tl.int64)
-    b_col = tl.max_contiguous(tl.multiple_of(col % n, BLOCK_N), BLOCK_N).to(tl.int64)
+    a_row = (row if EVEN_M else row % m).to(tl.int64)
+    b_col = (col if EVEN_N else col % n).to(tl.int64)
     inner = tl.arange(0, BLOCK_K)
     a_at = a + batch * a_batch + a_row[:, None] * a_m + inner[None, :] * a_k
     b_at = b + batch * b_batch + inner[:, None] * b_k + b_col[None, :] * b_n
@@ -99,7 +100,8 @@ def batched(a, b):
 
 def describable(x):
     """Whether a descriptor can walk the matrix x: 16-bit, rows contiguous, everything on 16-byte boundaries."""
-    return x.element_size() == 2 and x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    dense = x.stride(1) == 1 and x.stride(0) >= x.shape[1]  # not a row expanded over all
+    return x.element_size() == 2 and dense and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
 
 
 def multiply_described(a, b, c):
@@ -142,6 +144,7 @@ def kernel_fn(A, B):
     matmul_tile[grid](
         left, right, c, m, n, k, *left.stride(), *right.stride(),
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP, EVEN_K=k % block_k == 0,
+        EVEN_M=m % block_m == 0, EVEN_N=n % block_n == 0,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return c
