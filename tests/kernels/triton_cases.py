@@ -78,7 +78,12 @@ CASES = [
         {"ROWS": 16, "HALF": 64, "HEADS": 4}, 4,
     ),
     Case("matmul", "matmul_tile", MATMUL, **gemm(load("matmul").TILE, EVEN_M=True, EVEN_N=True)),
-    Case("matmul", "matmul_tile", MATMUL.replace("bf16", "fp32"), **gemm(load("matmul").TILE_FLOAT32, EVEN_M=False, EVEN_N=False)),
+    Case(
+        "matmul",
+        "matmul_tile",
+        MATMUL.replace("bf16", "fp32"),
+        **gemm(load("matmul").TILE_FLOAT32, EVEN_M=False, EVEN_N=False),
+    ),
     Case("fused_mlp", "linear_tile", MLP, **gemm(load("fused_mlp").GATED_TILE, GATED=True)),
     Case("fused_mlp", "linear_tile", MLP, **gemm(load("fused_mlp").DOWN_TILE, GATED=False)),
     Case("flash_attention", "attention_tile", ATTENTION,
