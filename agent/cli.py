@@ -8,6 +8,7 @@ import errno
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -15,6 +16,9 @@ from agent import cli_measure, cli_read, cli_session
 from agent.errors import OvernightError, StopRequestedError
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
+# A wrong option or a missing argument; typer has its own copy of this class in some versions, click's in others.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     add_completion=False,
@@ -42,17 +46,37 @@ for command in (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of the `overnight` command: failures become one sentence and their exit code."""
     try:
-        app(arguments)
+        code = app(arguments, prog_name="overnight", standalone_mode=False)
+    except UsageError as error:
+        _refuse_usage(error)
     except OvernightError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
-        what = "there is no space left: free some" if error.errno in FULL_DISK else "the machine refused"
-        _fail(f"{what} ({error}).", 3)
-    except (KeyboardInterrupt, StopRequestedError):
+        _fail(_machine_sentence(error), 3)
+    except (KeyboardInterrupt, StopRequestedError, typer.Abort):
         _fail("stopped.", 3)
     except Exception as error:  # noqa: BLE001 - the process's top frame: exit 1 is the honest no, never a crash of ours
         traceback.print_exc()
         _fail(f"this is our fault, please report it: {type(error).__name__}: {error}", 3)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _refuse_usage(error: Any) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        raise SystemExit(2)
+    command = error.ctx.command_path if error.ctx else "overnight"
+    _fail(f"{' '.join(error.format_message().split()).rstrip('.')}: see `{command} --help`.", 2)
+
+
+def _machine_sentence(error: OSError) -> str:
+    if error.errno in FULL_DISK:
+        return f"there is no space left: free some ({error})."
+    if error.errno in NOT_WRITABLE:
+        return (
+            f"{error.filename or 'a file'} cannot be read or written: give yourself the right to it ({error.strerror})."
+        )
+    return f"the machine refused ({error})."
 
 
 def _fail(sentence: str, code: int) -> None:

@@ -107,7 +107,7 @@ def _judge_request(
         incumbent=_read_kernel(incumbent, "--incumbent") if incumbent else None,
         device=checked_device(device) or default_device(),
         dtype=checked_dtype(dtype),
-        shape=sizes(shape) if shape else {},
+        shape={} if shape is None else sizes(shape),
         library_calls=policy,
         bench=bench,
     )
@@ -118,10 +118,12 @@ def _read_kernel(path: Path, what: str) -> str:
 
     try:
         return path.read_bytes().decode("utf-8")  # not read_text: line endings are part of what is judged
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise InputError(f"{what}: there is no file {path}.") from error
-    except (PermissionError, UnicodeDecodeError) as error:
-        raise InputError(f"{what}: {path} cannot be read as text: {error}.") from error
+    except PermissionError as error:
+        raise InputError(f"{what}: {path} may not be read by you: change its permissions.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{what}: {path} is not UTF-8 text ({error}): save it as UTF-8.") from error
 
 
 def choice(kind: Any, value: str | None, what: str) -> Any:

@@ -68,7 +68,7 @@ def status(name: SessionArgument = None, *, as_json: Json = False) -> None:
 def logs(
     name: SessionArgument = None,
     *,
-    lines: Annotated[int, typer.Option("-n", "--lines", help="How many of the last lines.")] = 100,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="How many of the last lines.")] = 100,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the session ends.")] = False,
 ) -> None:
     """Print what a session and its harness processes wrote."""
@@ -96,7 +96,7 @@ def results(
 ) -> None:
     """Print the morning file, of one session or all of them."""
     from agent import results as file
-    from agent.places import SessionPlaces, sessions
+    from agent.places import SessionPlaces, find_session, sessions
     from agent.report import rows_of
     from agent.repository import workspace_root
     from agent.tables import print_results
@@ -109,6 +109,8 @@ def results(
         file.rebuild(path, rows, known)
         print(f"{path}: {len(rows)} rows from {len(known)} sessions", file=sys.stderr)
     chosen = [row for row in file.read(path) if name is None or row["session"] == name]
+    if name is not None and not chosen:
+        find_session(root, name)  # a session without a row yet is fine, an unknown one is refused
     if as_json:
         print_json(chosen)
     else:

@@ -83,7 +83,7 @@ def run(
     options = Options(
         model=spec,
         device=spec.device or "cpu",
-        proposer=runner.absolute_proposer(proposer or settings.proposer),
+        proposer=runner.absolute_proposer(settings.proposer if proposer is None else proposer),
         library_calls=choice(LibraryPolicy, library_calls, "--library-calls") or settings.library_calls,
         budget=runner.first_budget(settings, _flags(hours, experiments, dollars, tokens, calls)),
         command=_command(command, tuple(settings.command.argv), settings.command.timeout_s),
@@ -168,6 +168,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Measure the whole model with the kept kernels against eager, CUDA graph, compile and max-autotune."""
+    from agent.errors import InputError
     from agent.json_reports import VERIFY_MODES, verify_json
     from agent.measuring import verify_session
     from agent.places import find_session
@@ -177,7 +178,7 @@ def verify(
 
     unknown = sorted(set(mode or ()) - set(VERIFY_MODES))
     if unknown:
-        raise typer.BadParameter(f"--mode {unknown[0]} is not known: use {', '.join(VERIFY_MODES)}.")
+        raise InputError(f"--mode {unknown[0]} is not known: use {', '.join(VERIFY_MODES)}.")
     places = find_session(workspace_root(Path.cwd()), name)
     with scratch_folder() as folder:
         modes = tuple(dict.fromkeys(["overnight", "eager", *mode])) if mode else VERIFY_MODES
@@ -228,9 +229,13 @@ def _name(root: Path, wanted: str | None, spec: object) -> str:
 def _command(text: str | None, argv: tuple[str, ...], timeout_s: float) -> "Command":
     import shlex
 
+    from agent.errors import InputError
     from agent.records import Command
 
-    return Command(tuple(shlex.split(text)) if text else argv, timeout_s)
+    try:
+        return Command(argv if text is None else tuple(shlex.split(text)), timeout_s)
+    except ValueError as error:
+        raise InputError(f"--command {text} cannot be split into words ({error}): close its quotes.") from error
 
 
 def _flags(

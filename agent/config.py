@@ -20,9 +20,9 @@ class _Section(BaseModel):
 class BudgetConfig(_Section):
     """What a night may use up; None means no limit of that kind."""
 
-    hours: float | None = Field(default=None, gt=0)
+    hours: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     experiments: int | None = Field(default=None, ge=0)
-    dollars: float | None = Field(default=None, ge=0)
+    dollars: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     tokens: int | None = Field(default=None, ge=0)
     calls: int | None = Field(default=None, ge=0)
 
@@ -75,6 +75,8 @@ def load_config(root: Path, file: Path | None = None) -> Config:
         if file:
             raise InputError(f"--config: there is no file {file}.") from error
         return Config()
+    except (IsADirectoryError, PermissionError) as error:
+        raise InputError(f"{path} cannot be read as a file of settings: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
     if data is None:
@@ -90,6 +92,8 @@ def load_config(root: Path, file: Path | None = None) -> Config:
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "model_type":
+        return f"{place} must hold settings by name: {', '.join(_keys_at(first['loc']))}."
     if first["type"] != "extra_forbidden":
         return f"{place}: {first['msg']}."
     known = _keys_at(first["loc"][:-1])

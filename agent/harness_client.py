@@ -168,6 +168,8 @@ class HarnessProcess:
         return error
 
     def _died(self) -> HarnessDiedError:
+        with suppress(subprocess.TimeoutExpired):  # its pipe closes a moment before it has ended: let it say how
+            self._process.wait(timeout=GRACE_S)
         self.close()
         code = self._process.returncode
         how = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"

@@ -23,9 +23,9 @@ def model_spec(
     """Check what can be checked without importing anything of the user's; raises InputError."""
     return ModelSpec(
         reference=_reference(model),
-        weights=_file(weights, "--weights") if weights else None,
+        weights=None if weights is None else _file(weights, "--weights"),
         model_args=dict(_pair(item) for item in model_args),
-        inputs=_function(inputs) if inputs else None,
+        inputs=None if inputs is None else _function(inputs),
         input_shapes=tuple(_shape(item) for item in input_shapes),
         device=checked_device(device),
         dtype=checked_dtype(dtype),
@@ -48,7 +48,7 @@ def checked_device(device: str | None) -> str | None:
 
 def checked_dtype(dtype: str | None) -> str | None:
     """The long name of a dtype, None when not given."""
-    long = SHORT_DTYPES.get(dtype, dtype) if dtype else None
+    long = None if dtype is None else SHORT_DTYPES.get(dtype, dtype)
     if long is not None and long not in DTYPES:
         raise InputError(f"--dtype {dtype} is not known: use float32, float16 or bfloat16 (or fp32, fp16, bf16).")
     return long
@@ -60,9 +60,18 @@ def _reference(model: str) -> str:
         return f"{_file(path, 'MODEL')}:{name}"
     if path and re.fullmatch(r"[\w.]+", path) and not Path(model).exists():
         return model
-    if not Path(model).exists():
+    if not model or not Path(model).exists():
         raise InputError(
             f"MODEL {model} was not found: give FILE.py:CLASS, package.module:CLASS or a checkpoint folder."
+        )
+    if Path(model).is_file() and not model.endswith((".py", ".gguf")):
+        raise InputError(
+            f"MODEL {model} is neither Python nor a checkpoint folder: give FILE.py:CLASS, and a file of weights with"
+            " --weights."
+        )
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        raise InputError(
+            f"MODEL {model} is a folder without config.json: give a Hugging Face checkpoint folder or FILE.py:CLASS."
         )
     return str(Path(model).resolve())
 
@@ -90,7 +99,10 @@ def _pair(item: str) -> tuple[str, str]:
 def _shape(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
         raise InputError(f"--input-shape {text} must be sizes separated by commas, like 1,512.")
-    return tuple(int(size) for size in text.split(","))
+    shape = tuple(int(size) for size in text.split(","))
+    if 0 in shape:
+        raise InputError(f"--input-shape {text} holds no element: every size must be at least 1.")
+    return shape
 
 
 def sizes(text: str) -> dict[str, int]:

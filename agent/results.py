@@ -235,6 +235,8 @@ def _lines(path: Path) -> list[str]:
         text = path.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError:
         return []
+    except IsADirectoryError as error:
+        raise InputError(f"{path} is a folder: move it away or rename it, then start again.") from error
     return [line.rstrip("\r") for line in text.split("\n") if line.strip("\r")]
 
 

@@ -36,9 +36,9 @@ def given_inputs(
     torch.manual_seed(SEED)
     try:
         value = function(device, dtype) if _takes_two(function) else function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = (str(error).strip().splitlines() or [""])[0]
-        raise InputError(f"{place} raised {type(error).__name__}: {line}") from error
+        raise InputError(f"{place} raised {type(error).__name__}: {line}; mend that function") from error
     return [_placed(item, device, dtype) for item in _sets(value, place)]
 
 
@@ -108,8 +108,16 @@ def shaped_inputs(
         name = names[index] if index < len(names) else ""
         wants_ids = name in ID_NAMES or "ids" in name or (first is not None and index == 0)
         table = first if wants_ids else None
-        args.append(_ids(shape, table.num_embeddings, device) if table is not None else _floats(shape, device, dtype))
+        args.append(_drawn(shape, table, device, dtype))
     return InputSet(tuple(args))
+
+
+def _drawn(shape: Sequence[int], table: nn.Embedding | None, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return _floats(shape, device, dtype) if table is None else _ids(shape, table.num_embeddings, device)
+    except (RuntimeError, MemoryError) as error:  # torch's allocator says RuntimeError
+        asked = ",".join(map(str, shape))
+        raise InputError(f"--input-shape {asked} does not fit into this machine's memory; ask for less") from error
 
 
 def _is_open(model: nn.Module) -> bool:

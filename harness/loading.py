@@ -128,6 +128,8 @@ def _find(spec: ModelSpec) -> _Found:
         raise InputError(
             f"MODEL {reference!r}: cannot import {path}: {error}; is it installed in this Python?"
         ) from error
+    except (Exception, SystemExit) as error:
+        raise InputError(f"MODEL {reference!r}: importing {path} raised {first_line(error)}; mend it first") from error
     return _Found(_built(module, name, spec.model_args, path), name, getattr(module, "__file__", None) or path, module)
 
 
@@ -147,9 +149,9 @@ def load_module(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InputError(f"{path} cannot be imported: {first_line(error)}") from error
+        raise InputError(f"{path} cannot be imported: {first_line(error)}; mend the file first") from error
     return module
 
 
@@ -182,7 +184,7 @@ def _built(module: ModuleType, name: str, model_args: Mapping[str, str], place: 
     torch.manual_seed(0)
     try:
         model = factory(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"{place}:{name} cannot be built with {arguments or 'no arguments'}: {first_line(error)}"
         ) from error
@@ -225,10 +227,10 @@ def _kernelbench(module: ModuleType, path: str) -> _Found:
     functions = [getattr(module, name, None) for name in ("get_inputs", "get_init_inputs")]
     if not hasattr(module, "Model") or not all(callable(function) for function in functions):
         there = classes_in(module)
-        listed = ", ".join(f"{path}:{name}" for name in there) if there else "but it defines no nn.Module class"
+        listed = ", ".join(f"{path}:{name}" for name in there)
         raise InputError(
             f"{path} names no class and is no KernelBench problem (Model, get_inputs, get_init_inputs); "
-            f"name one: {listed}"
+            + (f"name one: {listed}" if there else "it defines no nn.Module class: give a file that does")
         )
     torch.manual_seed(0)
     try:
@@ -239,8 +241,12 @@ def _kernelbench(module: ModuleType, path: str) -> _Found:
             model = module.Model(*arguments[0], **arguments[1])
         else:
             model = module.Model(*arguments)
-    except Exception as error:
-        raise InputError(f"{path}: Model(*get_init_inputs()) fails: {first_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"{path}: Model(*get_init_inputs()) fails: {first_line(error)}; mend the problem file"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{path}: Model(...) is a {type(model).__name__}, not an nn.Module; derive it from nn.Module")
     return _Found(model, "Model", path, module)
 
 
@@ -310,7 +316,10 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     except ImportError as error:
         raise InputError(f"--weights {path} needs safetensors; install overnight[hf]") from error
     except Exception as error:
-        raise InputError(f"--weights {path} cannot be read as plain tensors: {first_line(error)}") from error
+        raise InputError(
+            f"--weights {path} cannot be read as plain tensors ({type(error).__name__}); "
+            "give what torch.save(model.state_dict(), FILE) or safetensors wrote"
+        ) from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
@@ -351,7 +360,7 @@ def _try(loaded: LoadedModel) -> None:
     """Run once, so that a model that cannot run is said here and nowhere later."""
     try:
         loaded()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"{loaded.name}.forward raised {first_line(error)} on {describe_inputs(loaded.args, loaded.kwargs)}; "
             "give inputs that fit with --inputs FILE.py:FUNCTION or --input-shape"

@@ -92,6 +92,16 @@ def test_help_is_quick_and_loads_neither_torch_nor_litellm(tmp_path):
     [
         (["profile", "nowhere.py:Net"], "there is no file nowhere.py"),
         (["profile", "nowhere"], "MODEL nowhere was not found"),
+        (["profile", ""], "MODEL was not found"),
+        (["profile", ".git"], "MODEL .git is a folder without config.json"),
+        (["profile", ".git/HEAD"], "MODEL .git/HEAD is neither Python nor a checkpoint folder"),
+        (["profile"], "Missing argument 'MODEL': see `overnight profile --help`"),
+        (["profile", "model.py:Net", "--bogus"], "No such option: --bogus: see `overnight profile --help`"),
+        (["frobnicate"], "No such command 'frobnicate': see `overnight --help`"),
+        (["profile", "model.py:Net", "--dtype", ""], "--dtype is not known"),
+        (["profile", "model.py:Net", "--weights", ""], "--weights: there is no file"),
+        (["profile", "model.py:Net", "--inputs", ""], "must read FILE.py:FUNCTION"),
+        (["profile", "model.py:Net", "--input-shape", "0,16"], "every size must be at least 1"),
         (["profile", "model.py:Net", "--device", "tpu"], "--device tpu is not known"),
         (["profile", "model.py:Net", "--dtype", "int4"], "--dtype int4 is not known"),
         (["profile", "model.py:Net", "--input-shape", "1x2"], "--input-shape 1x2 must be sizes"),
@@ -102,14 +112,23 @@ def test_help_is_quick_and_loads_neither_torch_nor_litellm(tmp_path):
         (["check", "--target", "sofmax", "--kernel", "model.py"], "sofmax is not a named op (softmax, reduce"),
         (["check", "--target", "softmax", "--kernel", "model.py", "--shape", "M:2"], "--shape M:2 must read like"),
         (["check", "--target", "softmax", "--kernel", "model.py", "--library-calls", "no"], "use allow or forbid"),
+        (["check", "--target", "softmax", "--kernel", "model.py", "--shape", ""], "must read like M=512"),
+        (["check", "--target", "softmax", "--kernel", ".git/index"], "is not UTF-8 text"),
+        (["check", "--target", "softmax", "--kernel", "model.py/k.py"], "there is no file model.py/k.py"),
         (["run", "model.py:Net", "--proposer", "llm"], "--proposer llm is not built yet"),
         (["run", "model.py:Net", "--proposer", "oracle"], "--proposer oracle is not known"),
         (["run", "model.py:Net", "--proposer", "replay:nowhere"], "there is no such folder"),
         (["run", "model.py:Net", "--hours", "soon"], "--hours soon must be a number"),
         (["run", "model.py:Net", "--name", "a/b"], "--name a/b must be made of"),
         (["run", "model.py:Net", "--config", "no.yaml"], "there is no file no.yaml"),
+        (["run", "model.py:Net", "--config", ".git"], ".git cannot be read as a file of settings"),
+        (["run", "model.py:Net", "--proposer", ""], "--proposer is not known"),
+        (["run", "model.py:Net", "--proposer", "command", "--command", "'ls"], "close its quotes"),
         (["resume"], "There is no session"),
         (["status", "nobody"], "There is no session"),
+        (["results", "nobody"], "There is no session"),
+        (["verify", "--mode", "fastest"], "--mode fastest is not known"),
+        (["logs", "-n", "-5"], "greater than or equal to 1"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_thing(workspace, refused, arguments, words):
@@ -124,6 +143,8 @@ def test_a_mistake_is_one_sentence_that_names_the_thing(workspace, refused, argu
         ("llm: {models: [{modle: x, model: y}]}\n", "unknown setting llm.models.0.modle: did you mean model?"),
         ("budget: {hours: -1}\n", "budget.hours: Input should be greater than 0"),
         ("library_calls: maybe\n", "library_calls"),
+        ("budget: 5\n", "budget must hold settings by name: calls, dollars, experiments, hours, tokens"),
+        ("budget: {hours: .inf}\n", "budget.hours: Input should be a finite number"),
         ("[1, 2]\n", "must hold settings by name"),
         ("a: [\n", "not readable YAML"),
     ],
@@ -131,6 +152,12 @@ def test_a_mistake_is_one_sentence_that_names_the_thing(workspace, refused, argu
 def test_a_wrong_setting_is_refused_with_the_nearest_known_one(workspace, refused, settings, words):
     (workspace / "overnight.yaml").write_text(settings)
     refused(workspace, "run", "model.py:Net", "--proposer", "playbook", words=words)
+
+
+def test_a_results_tsv_that_is_a_folder_is_refused_before_any_work(workspace, refused):
+    (workspace / "results.tsv").mkdir()
+    for command in (["run", "model.py:Net"], ["results"]):
+        refused(workspace, *command, words="results.tsv is a folder: move it away")
 
 
 @pytest.mark.parametrize("setting", ["executor: ray", "devices: [GPU-1]", "notify: ['mailto://a@b']"])

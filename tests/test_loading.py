@@ -234,3 +234,31 @@ def test_a_change_of_weights_or_inputs_changes_the_fingerprint():
     assert one.fingerprint == same.fingerprint
     assert one.fingerprint["weights"] != other.fingerprint["weights"]
     assert one.fingerprint["source"] == other.fingerprint["source"]
+
+
+def test_a_model_file_that_leaves_python_is_the_users_mistake_and_not_a_dead_process(folder):
+    (folder / "leaves.py").write_text("raise SystemExit(4)\n")
+    assert "leaves.py cannot be imported: SystemExit: 4" in refusal(f"{folder}/leaves.py:Net")
+    (folder / "built.py").write_text(
+        "import sys\nimport torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        sys.exit('no')\n"
+    )
+    assert "built.py:Net cannot be built with no arguments: SystemExit: no" in refusal(f"{folder}/built.py:Net")
+
+
+def test_a_kernelbench_problem_whose_model_is_no_module_is_refused(folder):
+    (folder / "odd.py").write_text(
+        "class Model:\n    pass\n\n\ndef get_inputs():\n    return []\n\n\ndef get_init_inputs():\n    return []\n"
+    )
+    assert "Model(...) is a Model, not an nn.Module" in refusal(f"{folder}/odd.py")
+
+
+def test_shapes_beyond_the_memory_of_the_machine_are_the_users_mistake(folder):
+    words = refusal(f"{folder}/problem.py:Model", model_args={"width": "16"}, input_shapes=((2**31, 2**20),))
+    assert "--input-shape 2147483648,1048576 does not fit into this machine's memory" in words
+
+
+def test_a_file_that_holds_no_weights_is_named_with_the_remedy_in_one_line(folder):
+    (folder / "w.pt").write_bytes(b"\x00garbage")
+    words = refusal(f"{folder}/problem.py:Model", model_args={"width": "16"}, weights=f"{folder}/w.pt")
+    assert "w.pt cannot be read as plain tensors" in words
+    assert "torch.save(model.state_dict(), FILE)" in words
