@@ -20,10 +20,10 @@ SETTINGS = """\
 def init() -> None:
     """Make the few files that Overnight reads here: program.md, overnight.yaml, results.tsv."""
     from agent.harness_client import PACKAGE_ROOT
-    from agent.repository import workspace_root
+    from agent.repository import checkout_root
     from agent.results import HEADER
 
-    root = workspace_root(Path.cwd())
+    root = checkout_root(Path.cwd())
     guidance = PACKAGE_ROOT / "program.md"
     contents = {
         "program.md": guidance.read_text(encoding="utf-8") if guidance.exists() else "# Guidance for proposers\n",

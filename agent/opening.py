@@ -27,6 +27,8 @@ def create(root: Path, name: str, options: Options) -> None:
             f"Session {name} exists: continue it with `overnight resume {name}`, or choose another --name."
         )
     results.check_file(places.results)
+    if places.folder.parent.exists() and not places.folder.parent.is_dir():
+        raise InputError(f"{places.folder.parent} is a file where sessions are kept: move it away, then start again.")
     repository.open_branch(root, name, places.worktree).close()
     if name in repository.session_branches(root):
         raise InputError(

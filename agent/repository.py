@@ -65,6 +65,22 @@ def workspace_root(folder: Path) -> Path:
         return folder.resolve()
 
 
+def checkout_root(folder: Path) -> Path:
+    """Git's top level of `folder`; raises InputError with the remedy where there is no checkout."""
+    from git import Repo
+    from git.exc import InvalidGitRepositoryError
+
+    try:
+        with Repo(folder, search_parent_directories=True) as repo:
+            if repo.working_tree_dir is None or not folder.resolve().is_relative_to(
+                Path(repo.working_tree_dir).resolve()
+            ):
+                raise InputError(f"{folder} is not in a checkout: start in a checkout of the repository (git clone).")
+            return Path(repo.working_tree_dir).resolve()
+    except InvalidGitRepositoryError as error:
+        raise InputError(f"{folder} is not in a git repository: run `git init`, then start again.") from error
+
+
 @dataclass(frozen=True)
 class Fate:
     """What became of an experiment in git; `taken_out` is the reason of its revert commit."""

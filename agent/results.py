@@ -203,9 +203,13 @@ def _append(path: Path, row: Row) -> None:
 
 
 def rebuild(path: Path, rows: Sequence[Row], sessions: Iterable[str]) -> None:
-    """Remake the file: rows of `sessions` from their journals, those of forgotten sessions as they stand."""
+    """Remake the file: rows of `sessions` from their journals, those of forgotten sessions as they stand.
+
+    Raises InputError, and changes nothing, when the file has other columns.
+    """
     known = set(sessions)
     with _alone(path):
+        check_file(path)  # a file of somebody else's is never overwritten
         lines = _lines(path)[1:]
         others = [line for line in lines if line.count("\t") == len(COLUMNS) - 1 and _key(line)[0] not in known]
         mine = [row.line() for row in rows]

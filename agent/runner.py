@@ -102,7 +102,9 @@ def run_session(
         ) as opened:
             return _whole_night(opened)
     except MachineError as error:
-        raise MachineError(f"{error} Resume with `overnight resume {places.name}` when that is mended.") from error
+        raise MachineError(
+            f"{str(error).rstrip('.')}. Resume with `overnight resume {places.name}` when that is mended."
+        ) from error
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise

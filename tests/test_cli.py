@@ -154,6 +154,42 @@ def test_a_wrong_setting_is_refused_with_the_nearest_known_one(workspace, refuse
     refused(workspace, "run", "model.py:Net", "--proposer", "playbook", words=words)
 
 
+def test_a_rebuild_never_overwrites_a_results_tsv_of_somebody_else(finished, refused):
+    path = finished / "results.tsv"
+    ours = path.read_bytes()
+    path.write_text("run\tloss\n1\t0.5\n")
+    refused(finished, "results", "--rebuild", words="has other columns than Overnight's")
+    assert path.read_text() == "run\tloss\n1\t0.5\n"
+    path.write_bytes(ours)
+
+
+def test_init_outside_a_checkout_makes_nothing(tmp_path, refused):
+    refused(tmp_path, "init", words="is not in a git repository: run `git init`")
+    git(tmp_path, "init", "-q", "--bare")
+    refused(tmp_path, "init", words="start in a checkout")
+
+
+def test_a_file_where_sessions_are_kept_is_refused_before_any_work(workspace, refused):
+    (workspace / ".overnight").write_text("x")
+    refused(workspace, "run", "model.py:Net", words=".overnight is a file where sessions are kept")
+    assert ".overnight" not in (workspace / ".git/info/exclude").read_text()
+
+
+def test_a_folder_that_is_gone_is_said_in_one_sentence(tmp_path):
+    call = 'cd "$1" && rmdir "$1" && exec "$2" -P -m agent status'
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", call, "sh", str(gone), sys.executable],
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "overnight: the current folder no longer exists: change to one that does.\n"
+
+
 def test_a_results_tsv_that_is_a_folder_is_refused_before_any_work(workspace, refused):
     (workspace / "results.tsv").mkdir()
     for command in (["run", "model.py:Net"], ["results"]):
