@@ -54,9 +54,13 @@ class Playbook:
 
 
 def kernels_folder() -> Path:
-    """The starter kernels: those of the checkout, or of the installed distribution."""
+    """The starter kernels: those of the checkout, or of the installed distribution.
+
+    Beside an installed `agent` a folder `kernels` may be Hugging Face's package of that name; it has no `cpp` folder.
+    """
     checkout = Path(__file__).resolve().parents[3] / "kernels"
-    return checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "overnight" / "kernels"
+    installed = Path(sysconfig.get_path("data")) / "share" / "overnight" / "kernels"
+    return checkout if (checkout / "cpp").is_dir() else installed
 
 
 def structures(brief: Brief, root: Path, reasons: list[str]) -> Iterator[Idea]:
