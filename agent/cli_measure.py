@@ -21,6 +21,8 @@ from agent.cli_options import (
     spec_of,
 )
 
+KERNEL_LIMIT_BYTES = 1 << 20
+
 
 def profile(
     model: ModelArgument,
@@ -117,6 +119,8 @@ def _read_kernel(path: Path, what: str) -> str:
     from agent.errors import InputError
 
     try:
+        if path.stat().st_size > KERNEL_LIMIT_BYTES:
+            raise InputError(f"{what}: {path} is larger than {KERNEL_LIMIT_BYTES >> 20} MiB: no kernel file is.")
         return path.read_bytes().decode("utf-8")  # not read_text: line endings are part of what is judged
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise InputError(f"{what}: there is no file {path}.") from error

@@ -115,6 +115,11 @@ def find_target(root: Path, target: str, session: str | None) -> str:
             f"--target {target} is neither a named op ({', '.join(NAMED_OPS)}) nor a target of session {places.name}"
             f" ({', '.join(ids) or 'which has none yet'})."
         )
+    if target.endswith(".py"):
+        raise InputError(
+            f"--target {target}: judging against a KernelBench file is not built yet: run `overnight run {target}` and"
+            " check a target of its session."
+        )
     raise InputError(f"--target {target} is not a named op ({', '.join(NAMED_OPS)}), and there is no session here.")
 
 

@@ -163,6 +163,21 @@ def test_a_rebuild_never_overwrites_a_results_tsv_of_somebody_else(finished, ref
     path.write_bytes(ours)
 
 
+def test_a_kernel_file_of_many_megabytes_is_refused_before_a_judge_starts(workspace, refused):
+    (workspace / "big.py").write_text("# padding\n" * 200_000)
+    refused(workspace, "check", "--target", "softmax", "--kernel", "big.py", words="big.py is larger than 1 MiB")
+
+
+def test_a_replay_folder_with_odd_files_names_the_file(workspace, refused):
+    (workspace / "odd").mkdir()
+    for file, words in [("0001_softmax_b__x.py", "is not UTF-8 text"), ("notes.py", "must be called NNNN_TARGET")]:
+        (workspace / "odd" / file).write_bytes(b"x = '\xe9'\n")
+        refused(workspace, "run", "model.py:Net", "--proposer", "replay:odd", words=f"odd/{file} {words}")
+        (workspace / "odd" / file).unlink()
+    (workspace / "odd" / "0001_softmax_b__x.py").mkdir()
+    refused(workspace, "run", "model.py:Net", "--proposer", "replay:odd", words="cannot be read as a file")
+
+
 def test_init_outside_a_checkout_makes_nothing(tmp_path, refused):
     refused(tmp_path, "init", words="is not in a git repository: run `git init`")
     git(tmp_path, "init", "-q", "--bare")

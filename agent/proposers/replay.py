@@ -73,7 +73,12 @@ def read_recording(path: Path) -> Recording:
     match = NAME.fullmatch(path.name)
     if not match:
         raise InputError(f"{path} must be called NNNN_TARGET__DESCRIPTION.py.")
-    source = path.read_bytes().decode("utf-8")
+    try:
+        source = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}): save it as UTF-8, or take it out.") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read as a file ({error.strerror}): take it out.") from error
     header = dict(HEADER.findall("\n".join(source.splitlines()[:10])))
     backend = header.get("backend") or backend_of(source)
     if backend not in BACKENDS:
