@@ -24,6 +24,8 @@ POISON = 0xFF  # NaN in every floating dtype, -1 in signed integers
 CPU_ALIGNMENT = 64
 CUDA_ALIGNMENT = 512
 GAP_STEPS = 256
+MARGIN = 4096
+"""Bytes on both sides of every slot that nobody may write to."""
 SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW: a truncated file would SIGBUS the judge
 DIGEST_CHUNK = 1 << 24
 
@@ -81,6 +83,7 @@ class Arena:
         self.nbytes = self._region.nbytes
         self._salt = secrets.randbits(62) | 1
         self._cursor = 0
+        self._margins: list[tuple[int, int]] = []
         self.reset()
 
     def place(self, tensor: torch.Tensor) -> Slot:
@@ -120,9 +123,20 @@ class Arena:
             return hashlib.blake2b(memoryview(flat.numpy().data), digest_size=16).digest()
         return _device_digest(flat, self._salt)
 
+    def margins_digest(self) -> bytes:
+        """A hash of the bytes around all slots: an out-of-bounds write shows; comparable only within this arena."""
+        pieces = [self._region.bytes(begin, end - begin) for begin, end in self._margins if end > begin]
+        if not pieces:
+            return b""
+        flat = torch.cat(pieces)
+        if self.device.type == "cpu":
+            return hashlib.blake2b(memoryview(flat.numpy().data), digest_size=16).digest()
+        return _device_digest(flat, self._salt)
+
     def reset(self) -> None:
         """Forget all slots; the next ones start at another offset."""
         self._cursor = self._gap()
+        self._margins.clear()
 
     def wipe(self) -> None:
         """Clear everything and forget all slots, so that one worker leaves nothing here for the next."""
@@ -148,12 +162,14 @@ class Arena:
 
     def _slot(self, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...]) -> Slot:
         nbytes = extent(shape, stride) * dtype.itemsize
-        offset = self._cursor + self._gap()
-        if offset + nbytes > self.nbytes:
+        offset = self._cursor + MARGIN + self._gap()
+        if offset + nbytes + MARGIN > self.nbytes:
             offset = self._cursor
         if offset + nbytes > self.nbytes:
             raise ArenaFull(f"no room for {nbytes} bytes beside the {offset} used of an arena of {self.nbytes}")
-        self._cursor = -(-(offset + nbytes) // self._alignment) * self._alignment
+        begin, end = max(self._cursor, offset - MARGIN), min(self.nbytes, offset + nbytes + MARGIN)
+        self._margins += [(begin, offset), (offset + nbytes, end)]
+        self._cursor = min(-(-end // self._alignment) * self._alignment, self.nbytes)
         return Slot(offset, nbytes, str(dtype).removeprefix("torch."), shape, stride)
 
     def _flat(self, slot: Slot) -> torch.Tensor:

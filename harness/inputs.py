@@ -112,6 +112,13 @@ def _nearly_constant(normal: torch.Tensor, _: _Context) -> torch.Tensor:
     return normal[..., :1] * (1 + 1e-3 * normal)
 
 
+def _fading(normal: torch.Tensor, _: _Context) -> torch.Tensor:
+    """Each row a tenth of the one before, over twelve orders, the next one zero: an eps left out or added shows."""
+    rows = normal.reshape(-1, normal.shape[-1])
+    power = torch.arange(len(rows), device=normal.device) % 14
+    return (rows * torch.where(power < 13, 10.0**-power, 0.0)[:, None]).view_as(normal)
+
+
 def _last_column(normal: torch.Tensor, _: _Context) -> torch.Tensor:
     values = 0.1 * normal
     values[..., -1] = 6.0 + normal[..., -1].abs()
@@ -123,7 +130,7 @@ def _integers(normal: torch.Tensor, context: _Context) -> torch.Tensor:
 
 
 def _non_finite(normal: torch.Tensor, context: _Context) -> torch.Tensor:
-    """A few rows get one special value each, one row gets two, the rest stays finite."""
+    """A few rows get one special value each, one row gets two, the last is all -inf, the rest stays finite."""
     values = normal.clone()
     rows = values.view(-1, values.shape[-1])
     for index, name in enumerate(context.special):
@@ -132,6 +139,7 @@ def _non_finite(normal: torch.Tensor, context: _Context) -> torch.Tensor:
             rows[index * 2 % len(rows), column] = float(name)
     if "inf" in context.special and "-inf" in context.special and len(rows) > 8 and rows.shape[-1] > 1:
         rows[7, 0], rows[7, 1] = float("inf"), float("-inf")
+        rows[len(rows) - 1] = float("-inf")  # what a wholly masked row is
     return values
 
 
@@ -144,6 +152,7 @@ _SHAPES: Mapping[Recipe, Callable[[torch.Tensor, _Context], torch.Tensor]] = {
     Recipe.OFFSET: lambda normal, context: normal + (10.0 if context.half else 100.0),
     Recipe.CANCELLATION: _cancelling,
     Recipe.CONSTANT_ROWS: _nearly_constant,
+    Recipe.FADING: _fading,
     Recipe.OUTLIERS: lambda normal, context: torch.where(context.uniform(normal.shape) < 0.01, 30.0 * normal, normal),
     Recipe.SORTED: lambda normal, _: normal.sort(dim=-1).values,
     Recipe.LAST_COLUMN: _last_column,

@@ -15,7 +15,7 @@ from harness.errors import OursError
 from harness.inputs import draw_case, secret_generator
 from harness.problem import Case, Problem
 from harness.records import Scalar
-from harness.truth import compile_reference, in_float64, original, with_rounding_noise
+from harness.truth import Leaves, compile_reference, in_float64, original, with_rounding_noise
 
 NOISE_DRAWS = 3
 FEW_ELEMENTS = 1 << 18
@@ -23,6 +23,10 @@ FEW_ELEMENTS = 1 << 18
 UNIT_ROUNDOFF = {"float64": 2.0**-53}
 FLOAT32_ROUNDOFF = 2.0**-24
 """Half types accumulate in float32 too, in every library there is."""
+
+
+class ReferenceRefusal(OursError):  # noqa: N818 - names read as what happened
+    """The original op itself raises on these inputs, so nobody can say what a candidate should answer."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,15 @@ class Oracle:
             return original(self._reference, inputs, constants)
 
     def expect(self, case: Case, inputs: Sequence[torch.Tensor]) -> tuple[Expected, ...]:
-        """Truth, original and rounding noise for given inputs; raises OursError when the reference fails on them."""
+        """Truth, original and rounding noise for given inputs.
+
+        Raises ReferenceRefusal where the original itself fails on them and OursError where its float64 truth does;
+        running out of memory and a broken device are neither, and pass through.
+        """
+        own = self._own_answer(case, inputs)
         small = max(value.numel() for value in inputs) <= FEW_ELEMENTS
         unit = UNIT_ROUNDOFF.get(case.dtype, FLOAT32_ROUNDOFF)
         try:
-            own = self.original(inputs, case.constants)
             truth = in_float64(self._reference, inputs, case.constants)
             noisy = [
                 with_rounding_noise(
@@ -70,9 +78,19 @@ class Oracle:
                 )
                 for _ in range(NOISE_DRAWS if small else 1)
             ]
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise OursError(f"the reference of {self.problem.target} fails on {case.name}: {error}") from error
         return expectations(truth, own, noisy)
+
+    def _own_answer(self, case: Case, inputs: Sequence[torch.Tensor]) -> Leaves:
+        try:
+            return self.original(inputs, case.constants)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ReferenceRefusal(f"the reference of {self.problem.target} fails on {case.name}: {error}") from error
 
 
 @contextlib.contextmanager

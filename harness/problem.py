@@ -18,6 +18,13 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")
 CPU_HALF_ELEMENTS = 2**16
 """Half-precision tensors judged on the CPU hold at most this many elements (contracts: Named ops)."""
 
+SECRET_ELEMENTS = 2**20
+"""Largest product of two secret sizes, so that inputs and outputs always fit the arena of the known cases."""
+GPU_SECRETS = 2
+SECRET_BINDINGS = 2
+"""In-between sizes that a candidate for a session target must meet: the splicer accepts every size in between."""
+BINDING_TRIES = 64
+
 Bindings = Mapping[str, int]
 
 
@@ -31,6 +38,7 @@ class Recipe(StrEnum):
     OFFSET = "offset"
     CANCELLATION = "cancellation"
     CONSTANT_ROWS = "nearly constant rows"
+    FADING = "rows fading to zero"
     OUTLIERS = "outliers"
     SORTED = "sorted"
     LAST_COLUMN = "mass on the last column"
@@ -138,7 +146,7 @@ class Problem:
     exact_strides: bool = False
     precision: str = ""
     samples: str | None = None
-    surprise: Callable[[], Case] | None = None  # a case with secret sizes, another one for each candidate
+    secret_cases: Callable[[StageName], tuple[Case, ...]] | None = None  # drawn anew for each candidate
     flops: Mapping[str, int] = field(default_factory=dict)  # by bench case
     bytes: Mapping[str, int] = field(default_factory=dict)
 
@@ -156,11 +164,13 @@ def full_dtype(name: str) -> str:
 
 
 def size_of(dim: str | int, bindings: Bindings) -> int:
-    """The size of one dim under `bindings`."""
+    """The size of one dim under `bindings`: a number, a symbol, `D/2` or a product such as `8*B`."""
     if isinstance(dim, int):
         return dim
-    symbol, _, divisor = dim.partition("/")
-    return bindings[symbol] // int(divisor or 1)
+    product, _, divisor = dim.partition("/")
+    factors = product.split("*")
+    size: int = prod(int(factor) if factor.isdigit() else bindings[factor] for factor in factors)
+    return size // int(divisor or 1)
 
 
 def stride_of(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -214,7 +224,7 @@ def named_problem(
         bench,
         builder.calibration(),
         keywords=False,
-        surprise=None if shape else builder.surprise,
+        secret_cases=None if shape else builder.secret_cases,
         flops={case.name: op.flops(case.bindings) for case in bench},
         bytes={case.name: _compulsory_bytes(case) for case in bench},
     )
@@ -281,7 +291,7 @@ class _NamedCases:
         )
 
     def recipe_of(self, argument: Argument, recipe: Recipe, *, first: bool) -> Recipe:
-        if recipe in {Recipe.NON_FINITE, Recipe.LARGE, Recipe.SMALL, Recipe.OFFSET} and not first:
+        if recipe in {Recipe.NON_FINITE, Recipe.LARGE, Recipe.SMALL, Recipe.OFFSET, Recipe.FADING} and not first:
             return Recipe.NORMAL
         return recipe if argument.follows_recipe else Recipe.NORMAL
 
@@ -331,15 +341,67 @@ class _NamedCases:
                 found[name] = Case(name, dtype, case.inputs, constants, bindings=case.bindings)
         return tuple(found.values())
 
-    def surprise(self) -> Case:
-        """A shape between the ragged ones that nobody can know, in the first dtype."""
+    def secret_cases(self, stage: StageName) -> tuple[Case, ...]:
+        """Combinations that nobody can know; fewer on a GPU, where each may be compiled."""
+        builders: dict[StageName, Callable[[], tuple[Case, ...]]] = {
+            StageName.SHAPES: self.secret_shapes,
+            StageName.STABILITY: self.secret_values,
+            StageName.EDGE: self.secret_layouts,
+        }
+        cases = builders[stage]() if stage in builders else ()
+        if self.device == "cuda" and len(cases) > GPU_SECRETS:
+            return tuple(secrets.SystemRandom().sample(cases, GPU_SECRETS))
+        return cases
+
+    def secret_shapes(self) -> tuple[Case, ...]:
+        """Between the ragged shapes in the first dtype and another one, and anywhere between the smallest and real."""
+        main, other = self.dtypes[0], secrets.choice(self.dtypes[-2:])
+        drawn = (
+            (main, self.secret_sizes(self.op.ragged)),
+            (other, self.secret_sizes(self.op.ragged)),
+            (main, self.secret_sizes((*self.op.edge, *self.op.ragged, *self.real))),
+        )
+        return tuple(self.case("secret shape", self.fitting(sizes, dtype), dtype) for dtype, sizes in drawn)
+
+    def secret_values(self) -> tuple[Case, ...]:
+        """Hard values at a shape that is timed, and at a small one: elsewhere timed shapes get easy values alone."""
+        main, real = self.dtypes[0], secrets.choice(self.real)
+        hard = tuple(
+            dict.fromkeys((self.op.recipes[min(1, len(self.op.recipes) - 1)], secrets.choice(self.op.recipes)))
+        )
+        narrow = self.secret_sizes((*self.op.edge, self.op.ragged[0]))
+        timed = tuple(self.case("secret values", self.fitting(real, main), main, recipe) for recipe in hard)
+        return (*timed, *(self.case("secret values", narrow, main, recipe) for recipe in hard))
+
+    def secret_layouts(self) -> tuple[Case, ...]:
+        """Views at a shape that is timed, each argument in a layout of its own."""
+        main, real = self.dtypes[0], secrets.choice(self.real)
+        sizes = self.fitting(real, main)
+        return tuple(
+            self.view(sizes, main, {a.name: self.secret_layout(a, sizes) for a in self.op.arguments}) for _ in "ab"
+        )
+
+    def secret_layout(self, argument: Argument, bindings: Bindings) -> Layout:
+        """Any layout that changes something; contiguous once in a while where other arguments may be views."""
+        fitting = [layout for layout in Layout if self.lays_out(argument, layout, bindings)]
+        if len(self.op.arguments) > 1:
+            fitting.append(Layout.CONTIGUOUS)
+        return secrets.choice(fitting) if fitting else Layout.CONTIGUOUS
+
+    def secret_sizes(self, between: tuple[Bindings, ...]) -> Bindings:
+        """Each symbol somewhere between its smallest and largest size, small ones as likely as large ones."""
         sizes = {}
         for symbol in self.op.ragged[0]:
-            known = sorted(bindings[symbol] for bindings in self.op.ragged)
-            low, high = known[0], min(known[-1], 64 * known[0])
+            known = sorted(size for bindings in between if (size := bindings[symbol]))
             free = symbol not in self.op.round_sizes
-            sizes[symbol] = low + secrets.randbelow(high - low + 1) if free else secrets.choice(known)
-        return self.case("secret shape", self.fitting(sizes, self.dtypes[0]), self.dtypes[0])
+            sizes[symbol] = _between(known[0], known[-1]) if free else secrets.choice(known)
+        while prod(sorted(sizes.values())[-2:]) > SECRET_ELEMENTS or self.total(sizes) > SECRET_ELEMENTS:
+            largest = max((name for name in sizes if name not in self.op.round_sizes), key=lambda name: sizes[name])
+            sizes[largest] = max(1, sizes[largest] // 2 + secrets.randbelow(2))
+        return sizes
+
+    def total(self, bindings: Bindings) -> int:
+        return max(self.elements(argument, bindings) for argument in self.op.arguments)
 
     def stability(self) -> tuple[Case, ...]:
         cases = [
@@ -371,9 +433,17 @@ class _NamedCases:
             for layout in list(Layout)[1:] if first else (Layout.TRANSPOSED, Layout.SLICED):
                 layouts = {a.name: layout for a in self.op.arguments if self.lays_out(a, layout, small)}
                 if layouts:
-                    case = self.case("view", small, dtype, layouts=layouts)
-                    cases.append(Case(f"{case.name}, {layout}", dtype, case.inputs, bindings=case.bindings))
+                    cases.append(self.view(small, dtype, layouts, f"{layout}"))
+        if len(self.op.arguments) > 1:
+            small = self.fitting(self.ragged()[0], self.dtypes[0])
+            turned = (a for a in self.op.arguments if self.lays_out(a, Layout.TRANSPOSED, small))
+            cases += [self.view(small, self.dtypes[0], {a.name: Layout.TRANSPOSED}) for a in turned]
         return tuple(cases)
+
+    def view(self, bindings: Bindings, dtype: str, layouts: Mapping[str, Layout], said: str = "") -> Case:
+        case = self.case("view", bindings, dtype, layouts=layouts)
+        said = said or ", ".join(f"{name} {layout}" for name, layout in layouts.items())
+        return Case(f"{case.name}, {said}", dtype, case.inputs, bindings=case.bindings)
 
     def lays_out(self, argument: Argument, layout: Layout, bindings: Bindings) -> bool:
         shape = tuple(size_of(dim, bindings) for dim in argument.dims)
@@ -385,6 +455,12 @@ class _NamedCases:
             for dtype in self.dtypes
             for recipe in (Recipe.POSITIVE, Recipe.LAST_COLUMN, Recipe.NORMAL)
         )
+
+
+def _between(low: int, high: int) -> int:
+    """A secret size in [low, high], evenly spread over its logarithm."""
+    spread: float = low * (high / low) ** secrets.SystemRandom().random()
+    return min(high, max(low, round(spread)))
 
 
 # ---------------------------------------------------------------------------------------------- session targets
@@ -407,6 +483,7 @@ def target_problem(target: Target, device: str, samples: str | None, sample_coun
         exact_strides=True,
         precision=target.precision,
         samples=samples,
+        secret_cases=builder.secret_cases,
         flops={bench[0].name: target.flops},
         bytes={bench[0].name: target.bytes},
     )
@@ -461,6 +538,33 @@ class _TargetCases:
             StageName.DETERMINISM: (self.case("determinism", first, Recipe.NORMAL),),
             StageName.EDGE: tuple(self.case("edge", bindings, Recipe.NORMAL) for bindings in self.target.bindings[-1:]),
         }
+
+    def secret_cases(self, stage: StageName) -> tuple[Case, ...]:
+        """Sizes between those of `Target.bindings`, no larger in all than the largest of them: the arena must hold."""
+        if stage is not StageName.SHAPES:
+            return ()
+        known = self.target.bindings
+        room = max(self.elements(bindings) for bindings in known)
+        found: list[Bindings] = []
+        for _ in range(BINDING_TRIES):
+            drawn = self.between()
+            if drawn not in known and drawn not in found and self.elements(drawn) <= room:
+                found.append(drawn)
+            if len(found) == SECRET_BINDINGS:
+                break
+        return tuple(self.case("secret shape", bindings, Recipe.NORMAL) for bindings in found)
+
+    def between(self) -> Bindings:
+        """Each symbol somewhere from its smallest to its largest size, where the splicer would use the kernel."""
+        drawn = {}
+        for symbol in self.target.bindings[0]:
+            sizes = [bindings[symbol] for bindings in self.target.bindings if symbol in bindings]
+            drawn[symbol] = min(sizes) + secrets.randbelow(max(sizes) - min(sizes) + 1)
+        return drawn
+
+    def elements(self, bindings: Bindings) -> int:
+        specs = (*self.target.inputs, *self.target.outputs)
+        return sum(prod(size_of(dim, bindings) for dim in spec.dims) for spec in specs)
 
     def captured(self, index: int) -> Case:
         case = self.case(f"captured call {index}", self.target.bindings[0], Recipe.CAPTURED)

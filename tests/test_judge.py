@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from harness import wire
-from harness.errors import InputError
+from harness.errors import InputError, OursError
 from harness.judge import Judge, silent
-from harness.problem import named_problem, strides_like
+from harness.oracle import Oracle
+from harness.problem import named_problem, strides_like, target_problem
 from harness.records import Blame, CallSite, JudgeRequest, Role, StageName, StageStatus, Status, Target, TensorSpec
 from harness.specs.softmax import SPEC as SOFTMAX
+from harness.stages import Exam, Examinee, Progress, arena_bytes, run_stages
+from harness.statics import read_kernel
 
 SOFTMAX_FILE = "import torch\n\n\ndef kernel_fn(x):\n    return torch.softmax(x, dim=-1)\n"
 SCALED = "import torch\n\n\ndef reference(x, weight, *, scale):\n    return x * weight * scale, (x * scale).sum(-1)\n"
@@ -175,3 +178,62 @@ def test_a_correct_but_slower_kernel_is_accepted_and_discarded(judge):
         pytest.skip("this machine is too busy to time anything: " + verdict.detail)
     assert verdict.status is Status.DISCARD
     assert verdict.timing.speedup_vs_best < 1
+
+
+HARD_CODED = """import torch
+
+
+def kernel_fn(x, weight, *, scale):
+    y, z = x * weight * scale, (x * scale).sum(-1)
+    return (y, z) if x.shape[0] in (12, 1, 37) else (torch.zeros_like(y), z)
+"""
+
+
+def test_a_kernel_hard_coded_to_the_listed_sizes_of_a_session_target_is_refused_between_them(judge, tmp_path):
+    """The splicer uses a kernel at every size from the smallest to the largest of `Target.bindings`."""
+    path = written(tmp_path, scaled_target())
+    verdict = decided(judge, path, HARD_CODED)
+    assert not verdict.accepted
+    assert verdict.stage == "shapes", verdict.detail
+    assert "secret shape" in verdict.detail
+
+
+def test_secret_sizes_of_a_session_target_lie_between_its_listed_ones_and_follow_products_of_symbols():
+    inputs = (spec("x", Role.ACTIVATION, (96, 40), ("8*B", 40)),)
+    target = scaled_target(inputs=inputs, outputs=inputs, bindings=({"B": 12}, {"B": 1}, {"B": 37}))
+    draw = target_problem(target, "cpu", None, 0).secret_cases
+    cases = draw(StageName.SHAPES)
+    assert len({case.bindings["B"] for case in cases}) == 2
+    for case in cases:
+        assert case.bindings["B"] not in {1, 12, 37}
+        assert case.inputs[0].shape == (8 * case.bindings["B"], 40)
+
+
+def run_softmax_with_reference(judge, condition):
+    """All stages of a right softmax whose original raises where `condition` holds; the detail of the edge stage."""
+    reference = SOFTMAX.reference.replace(
+        "(x):\n", f"(x):\n    if {condition}:\n        raise RuntimeError('no kernel found to launch')\n"
+    )
+    oracle = Oracle(named_problem(dataclasses.replace(SOFTMAX, reference=reference), "cpu", dtype="float32"))
+    workshop, nbytes = judge.workshop("cpu"), arena_bytes(oracle)
+    kernel = read_kernel(SOFTMAX_FILE, arguments=1, keywords=())
+    examinee = Examinee(workshop, oracle, SOFTMAX_FILE, nbytes)
+    progress = Progress(silent)
+    try:
+        run_stages(Exam(workshop, oracle, SOFTMAX_FILE, kernel, nbytes), examinee, progress)
+    finally:
+        examinee.close()
+    return progress.results[StageName.EDGE]
+
+
+def test_a_view_that_the_original_refuses_falls_away_with_a_note(judge):
+    result = run_softmax_with_reference(judge, "not x.is_contiguous()")
+    assert result.status is StageStatus.PASS
+    assert "not applicable" in result.detail
+    assert "no kernel found to launch" in result.detail
+
+
+def test_a_stage_of_which_the_original_refuses_every_case_is_not_passed(judge):
+    sizes = {at["M"] for at in SOFTMAX.edge}
+    with pytest.raises(OursError, match="refuses every case of the edge stage"):
+        run_softmax_with_reference(judge, f"x.shape[0] in {sizes} or not x.is_contiguous()")

@@ -32,6 +32,7 @@ SPEC = NamedOp(
         Recipe.POSITIVE,
         Recipe.LARGE,
         Recipe.SMALL,
+        Recipe.FADING,
         Recipe.CANCELLATION,
         Recipe.OUTLIERS,
         Recipe.LAST_COLUMN,

@@ -27,6 +27,7 @@ SPEC = NamedOp(
         Recipe.POSITIVE,
         Recipe.LARGE,
         Recipe.SMALL,
+        Recipe.FADING,
         Recipe.OFFSET,
         Recipe.CONSTANT_ROWS,
         Recipe.OUTLIERS,

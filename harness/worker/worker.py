@@ -3,6 +3,7 @@
 Everything it answers is a claim: the judge reads output bytes itself, hashes inputs itself and owns the clock.
 """
 
+import gc
 import importlib.util
 import io
 import os
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import frames
 from .compiled import compiled
@@ -110,7 +112,10 @@ class Worker:
         prepared = self._prepare(body, len(body["outputs"]))
         prepared.result = prepared.run()
         self._synchronize()
-        return self._deliver(prepared, body["outputs"])
+        answer = self._deliver(prepared, body["outputs"])
+        watched = _storages_of(prepared.result)
+        prepared.result = None
+        return {**answer, "kept": _any_alive(watched)}
 
     def prepare(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make the calls of the timed runs ready; on a GPU warm up and capture them all in one graph."""
@@ -252,6 +257,21 @@ class Worker:
         if self._cuda():
             return {"peak_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
         return {"peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
+
+
+def _storages_of(result: Any) -> list[StorageWeakRef]:
+    """Weak references to the memory of a result; none to that of an empty tensor, which may be shared."""
+    leaves = result if isinstance(result, tuple | list) else [result]
+    plain = [leaf for leaf in leaves[:64] if type(leaf) is torch.Tensor and leaf.layout is torch.strided]
+    return [StorageWeakRef(leaf.untyped_storage()) for leaf in plain if leaf.numel()]
+
+
+def _any_alive(storages: list[StorageWeakRef]) -> bool:
+    """Whether somebody else holds some of this memory, once what only a reference cycle held is collected."""
+    if all(storage.expired() for storage in storages):
+        return False
+    gc.collect()
+    return not all(storage.expired() for storage in storages)
 
 
 def _clipped(text: str) -> str:

@@ -1,0 +1,11 @@
+# expect: stability
+# target: softmax
+# No maximum is subtracted in narrow rows.
+import torch
+
+
+def kernel_fn(x):
+    if x.shape[-1] < 129:
+        e = torch.exp(x.float())
+        return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+    return torch.softmax(x, dim=-1)
