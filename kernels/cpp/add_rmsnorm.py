@@ -95,12 +95,12 @@ static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never
     return t[0];
 #endif
 }
-// Sums of squares per block of 4096 columns in float32, over blocks in double.
+// Sums of squares per block of 1024 columns in float32, over blocks in double.
 template <class T>
 static double mean_of_squares(const T* x, int64_t cols) {
     double sum = 0;
-    for (int64_t start = 0; start < cols; start += 4096) {
-        const int64_t end = start + 4096 < cols ? start + 4096 : cols;
+    for (int64_t start = 0; start < cols; start += 1024) {
+        const int64_t end = start + 1024 < cols ? start + 1024 : cols;
         vf part[UNROLL] = {};
         int64_t i = start;
         for (; i + UNROLL * W <= end; i += UNROLL * W)

@@ -95,7 +95,7 @@ static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never
     return t[0];
 #endif
 }
-// Sums per block of 4096 columns in float32, over blocks in double; the order never depends on the threads.
+// Sums per block of 1024 columns in float32, over blocks in double; the order never depends on the threads.
 template <class T>
 static double block_sum(const T* x, int64_t n) {
     vf part[UNROLL] = {};
@@ -111,28 +111,30 @@ static double block_sum(const T* x, int64_t n) {
 template <class T>
 static double row_mean(const T* x, int64_t cols) {
     double sum = 0;
-    for (int64_t i = 0; i < cols; i += 4096) sum += block_sum(x + i, cols - i < 4096 ? cols - i : 4096);
+    for (int64_t i = 0; i < cols; i += 1024) sum += block_sum(x + i, cols - i < 1024 ? cols - i : 1024);
     return sum / cols;
 }
 // Mean of (x - mean)²: a second pass over a row that is in the cache, so that a large mean costs no digits.
+// The mean comes in two floats, mean + rest: one alone is off by half an ulp, as much as a constant row varies.
 template <class T>
-static double row_variance(const T* x, int64_t cols, float mean) {
+static double row_variance(const T* x, int64_t cols, float mean, float rest) {
     double sum = 0;
-    for (int64_t start = 0; start < cols; start += 4096) {
-        const int64_t end = start + 4096 < cols ? start + 4096 : cols;
+    for (int64_t start = 0; start < cols; start += 1024) {
+        const int64_t end = start + 1024 < cols ? start + 1024 : cols;
         vf part[UNROLL] = {};
         int64_t i = start;
         for (; i + UNROLL * W <= end; i += UNROLL * W)
             for (int u = 0; u < UNROLL; u++) {
-                vf v = load(x + i + u * W) - mean;
+                vf v = load(x + i + u * W) - mean - rest;
                 part[u] += v * v;
             }
         for (; i + W <= end; i += W) {
-            vf v = load(x + i) - mean;
+            vf v = load(x + i) - mean - rest;
             part[0] += v * v;
         }
         if (i < end) {
-            vf v = load_tail(x + i, end - i, mean) - mean;
+            vf v = load_tail(x + i, end - i, mean) - mean - rest;
+            for (int lane = end - i; lane < W; lane++) v[lane] = 0;
             part[0] += v * v;
         }
         for (int half = UNROLL / 2; half; half /= 2)
@@ -189,17 +191,18 @@ static void groupnorm(const T* x, const T* weight, const T* bias, T* y, int64_t 
     #pragma omp parallel for schedule(static) if (batch * channels * inner >= PARALLEL_MIN && batch * groups > 1)
     for (int64_t g = 0; g < batch * groups; g++) {
         const T* from = x + g * size;
-        const float mean = (float)row_mean(from, size);
-        const float scale = (float)(1.0 / std::sqrt(row_variance(from, size, mean) + eps));
+        const double centre = row_mean(from, size);
+        const float mean = (float)centre, rest = (float)(centre - mean);
+        const float scale = (float)(1.0 / std::sqrt(row_variance(from, size, mean, rest) + eps));
         for (int64_t c = 0; c < share; c++) {
             const float by = scale * value(weight + g % groups * share + c);
             const float add = value(bias + g % groups * share + c);
             const T* source = from + c * inner;
             T* to = y + g * size + c * inner;
             int64_t i = 0;
-            for (; i + W <= inner; i += W) store(to + i, finish<SILU>((load(source + i) - mean) * by + add));
+            for (; i + W <= inner; i += W) store(to + i, finish<SILU>((load(source + i) - mean - rest) * by + add));
             if (const int64_t n = inner - i; n > 0)
-                store_tail(to + i, n, finish<SILU>((load_tail(source + i, n, 0) - mean) * by + add));
+                store_tail(to + i, n, finish<SILU>((load_tail(source + i, n, 0) - mean - rest) * by + add));
         }
     }
 }

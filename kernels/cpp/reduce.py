@@ -95,7 +95,7 @@ static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never
     return t[0];
 #endif
 }
-// Sums per block of 4096 columns in float32, over blocks in double; the order never depends on the threads.
+// Sums per block of 1024 columns in float32, over blocks in double; the order never depends on the threads.
 template <class T>
 static double block_sum(const T* x, int64_t n) {
     vf part[UNROLL] = {};
@@ -108,7 +108,7 @@ static double block_sum(const T* x, int64_t n) {
         for (int u = 0; u < half; u++) part[u] += part[u + half];
     return sum_lanes(part[0]);
 }
-constexpr int64_t BLOCK = 4096;
+constexpr int64_t BLOCK = 1024;
 
 static inline void put(float* y, double v) { *y = (float)v; }
 template <class T> static inline void put(T* y, double v) { store_tail(y, 1, fill((float)v)); }

@@ -75,6 +75,7 @@ USES = {
     "maximum": "maximum_",
     "minimum": "maximum_",
 }
+RUN = 1024  # elements that a sum adds up in float32, spread over the lanes, before it goes on in double
 COSTLY = TRANSCENDENTAL | {"silu"}
 Key = tuple[int, tuple[tuple[int, int], ...]]
 
@@ -225,10 +226,13 @@ class _NestPrinter:
         """Wrap the pass's scopes in their loops and append them to the row body."""
         lines: list[str] = []
         clauses = "".join(f" reduction({kind}:{name})" for kind, name in accumulators)
+        sums = [name.removesuffix("_part") for kind, name in accumulators if kind == "+"]
         for number, (loop, scope) in reversed(list(enumerate(zip(self.nest.row, self.inner, strict=True)))):
             lines = [*scope.lines, *lines]
-            pragma = [f"#pragma omp simd{clauses}"] if number == len(self.nest.row) - 1 else []
-            lines = [*pragma, _for(loop) + " {", *_shift(lines, 1), "}"]
+            if number == len(self.nest.row) - 1:
+                lines = _short_runs(loop, f"#pragma omp simd{clauses}", lines, sums)
+            else:
+                lines = [_for(loop) + " {", *_shift(lines, 1), "}"]
         if not self.nest.row:
             raise Unsupported("a region of single elements")
         self.row.lines += lines
@@ -251,10 +255,13 @@ class _NestPrinter:
         unrolled = self._unrolled(reduce)
         for place in self._statics(reduce):
             name = self._fresh(reduce, place, reduction.kind)
-            start = {"sum": "0.0f", "max": "-INFINITY", "min": "INFINITY"}[reduction.kind]
-            self.row.lines.append(f"float {name} = {start};")
-            symbol = {"sum": "+", "max": "max", "min": "min"}[reduction.kind]
-            used.append((symbol, name))
+            if reduction.kind == "sum":
+                self.row.lines.append(f"double {name}_total = 0.0;")
+                used.append(("+", f"{name}_part"))
+            else:
+                start = {"max": "-INFINITY", "min": "INFINITY"}[reduction.kind]
+                self.row.lines.append(f"float {name} = {start};")
+                used.append((reduction.kind, name))
             if reduction.kind != "sum" and reduction.exact_nan:
                 self.row.lines.append(f"int {name}_nan = 0;")
                 used.append(("|", f"{name}_nan"))
@@ -266,11 +273,12 @@ class _NestPrinter:
 
     def _finish(self, reduce: Value) -> None:
         reduction: Reduction = reduce.payload
-        if reduction.kind == "sum" or not reduction.exact_nan:
-            return
         for place in self._statics(reduce):
             name = self.row.known[_key(reduce, place)]
-            self.row.lines.append(f"{name} = {name}_nan ? NAN : {name};")
+            if reduction.kind == "sum":
+                self.row.lines.append(f"const float {name} = (float){name}_total;")
+            elif reduction.exact_nan:
+                self.row.lines.append(f"{name} = {name}_nan ? NAN : {name};")
 
     # --- values ----------------------------------------------------------------------------------------------------
 
@@ -323,8 +331,30 @@ class _NestPrinter:
             raise Unsupported(f"no C++ for {value.op}")
         if value.op in USES:
             self.parent.functions.add(USES[value.op])
+        if value.op == "sub" and (rest := self._rest_of_mean(value.args[1], arguments[1], coordinates)):
+            return f"({arguments[0]} - {arguments[1]}) - {rest}"
+        if value.op == "div" and self._is_total(value):
+            arguments[0] += "_total"
         text = EXPRESSIONS[value.op].format(*arguments)
         return text.replace("--", "-(-") + ")" if text.startswith("--") else text
+
+    def _is_total(self, value: Value) -> bool:
+        """Whether a value divides a sum over the row, kept in double, by something that holds for the whole row."""
+        total = value.args[0]
+        summed = total.op == "reduce" and total.payload.kind == "sum" and bool(reduced_loops(self.region, total))
+        return summed and self._scope(value) is self.row
+
+    def _rest_of_mean(self, mean: Value, name: str, coordinates: dict[int, int]) -> str | None:
+        """What rounding a mean to float32 cut off: half an ulp, as much as a nearly constant row varies."""
+        if mean.op != "div" or not self._is_total(mean):
+            return None
+        rest = f"{name}_rest"
+        if rest not in self.taken:
+            self.taken.add(rest)
+            total, count = (self.evaluate(argument, coordinates) for argument in mean.args)
+            exact = f"std::isfinite({name}) ? (float)({total}_total / {count} - {name}) : 0.0f"
+            self.row.lines.append(f"const float {rest} = {exact};")
+        return rest
 
     def _unrolled_reduce(self, value: Value, place: dict[int, int]) -> str:
         """A reduction over unrolled axes alone."""
@@ -510,7 +540,7 @@ float int bool double long short char void if else for while do switch case defa
 auto register union struct class new delete this template typename namespace using try catch throw true false
 and or not xor exp log pow sin cos tanh erf abs sqrt max min kernel j k0 k1 k2 i0 i1 i2 i3 std as_float as_bits
 signed unsigned operator public private protected virtual friend goto break continue sizeof volatile enum
-INFINITY NAN NULL asm export extern
+INFINITY NAN NULL asm export extern from to
 """
 RESERVED = frozenset(WORDS.split())
 
@@ -527,6 +557,27 @@ def _key(value: Value, place: dict[int, int]) -> Key:
 
 def _for(loop: Loop) -> str:
     return f"for (int64_t {loop.name} = 0; {loop.name} < {loop.size.text}; ++{loop.name})"
+
+
+def _short_runs(loop: Loop, pragma: str, body: Sequence[str], sums: Sequence[str]) -> list[str]:
+    """The innermost loop of a pass; sums run over at most RUN elements in float32 and are combined in double."""
+    if not sums:
+        return [pragma, _for(loop) + " {", *_shift(body, 1), "}"]
+    size, name = loop.size.text, loop.name
+    starts = [f"float {total}_part = 0.0f;" for total in sums]
+    ends = [f"{total}_total += {total}_part;" for total in sums]
+    if (loop.size.constant or RUN + 1) <= RUN:
+        return [*starts, pragma, _for(loop) + " {", *_shift(body, 1), "}", *ends]
+    run = [
+        f"const int64_t to = from + {RUN} < {size} ? from + {RUN} : {size};",
+        *starts,
+        pragma,
+        f"for (int64_t {name} = from; {name} < to; ++{name}) {{",
+        *_shift(body, 1),
+        "}",
+        *ends,
+    ]
+    return [f"for (int64_t from = 0; from < {size}; from += {RUN}) {{", *_shift(run, 1), "}"]
 
 
 def _shift(lines: Sequence[str], depth: int) -> list[str]:
@@ -548,7 +599,7 @@ def _step(loop: Loop, tensor: Tensor) -> str:
 
 def _combine(reduction: Reduction, name: str, term: str) -> list[str]:
     if reduction.kind == "sum":
-        return [f"{name} += {term};"]
+        return [f"{name}_part += {term};"]
     sign = ">" if reduction.kind == "max" else "<"
     lines = [f"{name} = {term} {sign} {name} ? {term} : {name};"]
     return [*lines, f"{name}_nan |= {term} != {term};"] if reduction.exact_nan else lines
