@@ -168,7 +168,10 @@ def morning(opened: Session, outcome: Outcome) -> list[str]:
     if kept:
         lines.append(f"the kept kernels: git log overnight/{name}; measure the model again: overnight verify {name}")
     if outcome.ending is Ending.BUDGET:
-        lines.append(f"go on with more: overnight resume {name} --hours +2")
+        limit = opened.options.budget.experiments
+        used_up = limit is not None and len(experiments) >= limit  # more hours alone would end at once
+        more = "--experiments +20" if used_up else "--hours +2"
+        lines.append(f"go on with more: overnight resume {name} {more}")
     elif outcome.ending is Ending.STOPPED:
         lines.append(f"go on: overnight resume {name}")
     return lines

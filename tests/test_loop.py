@@ -321,3 +321,8 @@ def test_program_md_and_new_recordings_are_read_on_resume(tmp_path):
     record(workspace, "0002_softmax_b__two.py", kernel("incorrect"))
     drive(workspace, "resume")
     assert statuses(workspace) == ["keep", "incorrect"]
+
+
+def test_the_morning_says_which_budget_to_extend(tmp_path):
+    folder = make_workspace(tmp_path / "w", recordings={"0001_rmsnorm_a__one.py": kernel()})
+    assert "overnight resume night --experiments +20" in drive(folder, "run", "--experiments", "1")

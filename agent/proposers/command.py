@@ -83,7 +83,8 @@ class CommandProposer:
             return None
         if process.returncode != 0:
             said = complained.read_text(encoding="utf-8", errors="replace").strip()[-SAID_CHARS:]
-            raise ProviderError(f"{self._command.argv[0]} ended with exit code {process.returncode}: {said}.")
+            words = f"exit code {process.returncode}: {said or 'it printed nothing on standard error'}."
+            raise ProviderError(f"{self._command.argv[0]} ended with {words}")
         return answered.read_text(encoding="utf-8", errors="replace")
 
     def _wait(self, process: "subprocess.Popen[bytes]", answered: Path) -> bool:
