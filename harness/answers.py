@@ -53,6 +53,7 @@ class CallReport:
     structure: str
     count: int
     peak_memory_mb: float | None
+    hooked: bool = False  # a trace, profile hook or torch mode of the kernel's runs between its calls
     kept: bool = False  # the kernel still holds the memory of an output after the call
 
 
@@ -118,7 +119,14 @@ def call_report(answer: Mapping[str, Any]) -> CallReport:
     """Read a worker's description of its outputs; raises KeyError, TypeError, ValueError or AttributeError."""
     outputs = tuple(_output_report(entry) for entry in answer["outputs"])
     memory = number(answer.get("peak_memory_mb"))
-    return CallReport(outputs, text(answer["structure"]), int(answer["count"]), memory, answer.get("kept") is True)
+    return CallReport(
+        outputs,
+        text(answer["structure"]),
+        int(answer["count"]),
+        memory,
+        answer.get("hooked") is True,
+        answer.get("kept") is True,
+    )
 
 
 def _output_report(entry: Mapping[str, Any]) -> OutputReport:

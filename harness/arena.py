@@ -123,6 +123,12 @@ class Arena:
             return hashlib.blake2b(memoryview(flat.numpy().data), digest_size=16).digest()
         return _device_digest(flat, self._salt)
 
+    def poison_margins(self) -> None:
+        """Fill the bytes around all slots, so that writing zeros there shows too."""
+        for begin, end in self._margins:
+            if end > begin:
+                self._region.bytes(begin, end - begin).fill_(POISON)
+
     def margins_digest(self) -> bytes:
         """A hash of the bytes around all slots: an out-of-bounds write shows; comparable only within this arena."""
         pieces = [self._region.bytes(begin, end - begin) for begin, end in self._margins if end > begin]

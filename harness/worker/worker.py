@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from .shared_memory import SharedMemory, describe, slot_key, span
 
 MAX_TEXT = 8000
 WARM_UP_CALLS = 3
+RELEASE_TRIES, RELEASE_STEP_S = 20, 1e-3
 OUT_OF_MEMORY_SIGNS = ("can't allocate memory", "CUDA error: out of memory", "CUDACachingAllocator.cpp")
 """The last: PyTorch asks NVML how much is free before it says so, and the sandbox has no NVML."""
 
@@ -115,7 +117,7 @@ class Worker:
         answer = self._deliver(prepared, body["outputs"])
         watched = _storages_of(prepared.result)
         prepared.result = None
-        return {**answer, "kept": _any_alive(watched)}
+        return {**answer, "hooked": _hooked(), "kept": _any_alive(watched)}
 
     def prepare(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make the calls of the timed runs ready; on a GPU warm up and capture them all in one graph."""
@@ -259,6 +261,12 @@ class Worker:
         return {"peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
 
 
+def _hooked() -> bool:
+    """Whether code of the kernel would run inside the worker's own calls."""
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+    return modes > 0 or sys.getprofile() is not None or sys.gettrace() is not None
+
+
 def _storages_of(result: Any) -> list[StorageWeakRef]:
     """Weak references to the memory of a result; none to that of an empty tensor, which may be shared."""
     leaves = result if isinstance(result, tuple | list) else [result]
@@ -267,10 +275,14 @@ def _storages_of(result: Any) -> list[StorageWeakRef]:
 
 
 def _any_alive(storages: list[StorageWeakRef]) -> bool:
-    """Whether somebody else holds some of this memory, once what only a reference cycle held is collected."""
+    """Whether somebody else holds on to some of this memory: not a reference cycle, not a thread about to let go."""
     if all(storage.expired() for storage in storages):
         return False
     gc.collect()
+    for _ in range(RELEASE_TRIES):
+        if all(storage.expired() for storage in storages):
+            return False
+        time.sleep(RELEASE_STEP_S)
     return not all(storage.expired() for storage in storages)
 
 

@@ -1,4 +1,4 @@
-# expect: smoke or shapes or stability
+# expect: smoke or shapes or stability or edge
 # target: matmul
 # One operand is rounded to 19 bits of mantissa.
 import torch
