@@ -179,3 +179,21 @@ def test_the_same_target_gives_the_same_text_in_another_process():
     }
     assert len(seen) == 1
     assert "False" in seen.pop()
+
+
+@pytest.mark.parametrize(("width", "offset"), [(50_000, 0.0), (50_000, 100.0), (96, 100.0)])
+def test_a_generated_norm_of_long_or_nearly_constant_rows_is_as_right_as_pytorch(width, offset, tmp_path):
+    x, y = (spec(name, (2, width), ("B", width)) for name in "xy")
+    region = target("rows", "other", [x], [node("y", "layer_norm", "x", f"({width},)")], ["y"], [y])
+    (tmp_path / "generated.py").write_text(fuse_cpp(region))
+    code = (
+        "import torch, generated; torch.manual_seed(3)\n"
+        f"x = torch.randn(2, {width}) * {1e-2 if offset else 1.0} + {offset}\n"
+        f"norm = lambda v: torch.nn.functional.layer_norm(v, ({width},))\n"
+        "truth = norm(x.double()); far = lambda v: (v - truth).abs().max().item()\n"
+        "print(far(generated.kernel_fn(x)), far(norm(x)) + 2**-23 * truth.abs().max().item())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    error, allowed = map(float, done.stdout.split())
+    assert error <= allowed

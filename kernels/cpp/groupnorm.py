@@ -95,18 +95,22 @@ static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never
     return t[0];
 #endif
 }
-// Sums per block of 1024 columns in float32, over blocks in double; the order never depends on the threads.
+// Sums in double: a mean in float32 runs is off by what a nearly constant row varies. No order depends on threads.
+typedef double vd __attribute__((vector_size(8 * W)));
+static inline vd wide(vf v) { return __builtin_convertvector(v, vd); }
 template <class T>
 static double block_sum(const T* x, int64_t n) {
-    vf part[UNROLL] = {};
+    vd part[UNROLL] = {};
     int64_t i = 0;
     for (; i + UNROLL * W <= n; i += UNROLL * W)
-        for (int u = 0; u < UNROLL; u++) part[u] += load(x + i + u * W);
-    for (; i + W <= n; i += W) part[0] += load(x + i);
-    if (i < n) part[0] += load_tail(x + i, n - i, 0);
+        for (int u = 0; u < UNROLL; u++) part[u] += wide(load(x + i + u * W));
+    for (; i + W <= n; i += W) part[0] += wide(load(x + i));
+    if (i < n) part[0] += wide(load_tail(x + i, n - i, 0));
     for (int half = UNROLL / 2; half; half /= 2)
         for (int u = 0; u < half; u++) part[u] += part[u + half];
-    return sum_lanes(part[0]);
+    double sum = 0;
+    for (int lane = 0; lane < W; lane++) sum += part[0][lane];
+    return sum;
 }
 template <class T>
 static double row_mean(const T* x, int64_t cols) {
@@ -193,9 +197,9 @@ static void groupnorm(const T* x, const T* weight, const T* bias, T* y, int64_t 
         const T* from = x + g * size;
         const double centre = row_mean(from, size);
         const float mean = (float)centre, rest = (float)(centre - mean);
-        const float scale = (float)(1.0 / std::sqrt(row_variance(from, size, mean, rest) + eps));
+        const double scale = 1.0 / std::sqrt(row_variance(from, size, mean, rest) + eps);
         for (int64_t c = 0; c < share; c++) {
-            const float by = scale * value(weight + g % groups * share + c);
+            const float by = (float)(scale * value(weight + g % groups * share + c));  // rounded once
             const float add = value(bias + g % groups * share + c);
             const T* source = from + c * inner;
             T* to = y + g * size + c * inner;

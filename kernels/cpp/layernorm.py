@@ -95,18 +95,22 @@ static inline float sum_lanes(vf v) {  // a fixed tree, so that the result never
     return t[0];
 #endif
 }
-// Sums per block of 1024 columns in float32, over blocks in double; the order never depends on the threads.
+// Sums in double: a mean in float32 runs is off by what a nearly constant row varies. No order depends on threads.
+typedef double vd __attribute__((vector_size(8 * W)));
+static inline vd wide(vf v) { return __builtin_convertvector(v, vd); }
 template <class T>
 static double block_sum(const T* x, int64_t n) {
-    vf part[UNROLL] = {};
+    vd part[UNROLL] = {};
     int64_t i = 0;
     for (; i + UNROLL * W <= n; i += UNROLL * W)
-        for (int u = 0; u < UNROLL; u++) part[u] += load(x + i + u * W);
-    for (; i + W <= n; i += W) part[0] += load(x + i);
-    if (i < n) part[0] += load_tail(x + i, n - i, 0);
+        for (int u = 0; u < UNROLL; u++) part[u] += wide(load(x + i + u * W));
+    for (; i + W <= n; i += W) part[0] += wide(load(x + i));
+    if (i < n) part[0] += wide(load_tail(x + i, n - i, 0));
     for (int half = UNROLL / 2; half; half /= 2)
         for (int u = 0; u < half; u++) part[u] += part[u + half];
-    return sum_lanes(part[0]);
+    double sum = 0;
+    for (int lane = 0; lane < W; lane++) sum += part[0][lane];
+    return sum;
 }
 template <class T>
 static double row_mean(const T* x, int64_t cols) {

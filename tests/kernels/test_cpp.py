@@ -393,3 +393,26 @@ def test_every_value_of_every_tunable_computes_the_same(op: Op, tmp_path: Path) 
                 truth = leaves(op.truth(*(t.double() if t.is_floating_point() else t for t in inputs)))
                 for mine, right in zip(leaves(module.kernel_fn(*inputs)), truth, strict=True):
                     close(mine, right, op.units)
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize("name", ["layernorm", "add_layernorm", "groupnorm", "rmsnorm", "reduce"])
+def test_long_and_nearly_constant_rows_are_no_further_off_than_pytorch(name: str, offset: float) -> None:
+    x = torch.randn(4, 50_000, generator=torch.Generator().manual_seed(11)) * (1e-3 if offset else 1.0) + offset
+    ones, zeros = torch.ones(50_000), torch.zeros(50_000)
+    kernel = load(name).kernel_fn
+    if name == "reduce":
+        got, own, truth = kernel(x), x.sum(-1), x.double().sum(-1)
+    elif name == "rmsnorm":
+        got, own = kernel(x, ones, 1e-6), F.rms_norm(x, (50_000,), ones, 1e-6)
+        truth = F.rms_norm(x.double(), (50_000,), ones.double(), 1e-6)
+    else:
+        truth, own = F.layer_norm(x.double(), (50_000,), eps=1e-8), F.layer_norm(x, (50_000,), ones, zeros, 1e-8)
+        if name == "groupnorm":
+            got = kernel(x.view(4, 2, 25_000), ones[:2], zeros[:2], 1, 1e-8).view(4, -1)
+        elif name == "layernorm":
+            got = kernel(x, ones, zeros, 1e-8)
+        else:
+            got = kernel(x, torch.zeros_like(x), ones, zeros, 1e-8, keep_sum=False)
+    error, allowed = (got - truth).abs().max(), (own - truth).abs().max() + 2 * UNIT[torch.float32] * truth.abs().max()
+    assert error <= allowed, (error.item(), allowed.item())

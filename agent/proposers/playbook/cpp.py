@@ -75,7 +75,7 @@ USES = {
     "maximum": "maximum_",
     "minimum": "maximum_",
 }
-RUN = 1024  # elements that a sum adds up in float32, spread over the lanes, before it goes on in double
+RUN = 1024  # elements of one vector loop of a sum
 COSTLY = TRANSCENDENTAL | {"silu"}
 Key = tuple[int, tuple[tuple[int, int], ...]]
 
@@ -560,11 +560,11 @@ def _for(loop: Loop) -> str:
 
 
 def _short_runs(loop: Loop, pragma: str, body: Sequence[str], sums: Sequence[str]) -> list[str]:
-    """The innermost loop of a pass; sums run over at most RUN elements in float32 and are combined in double."""
+    """The innermost loop of a pass; sums run in double, RUN elements to a vector loop, then join."""
     if not sums:
         return [pragma, _for(loop) + " {", *_shift(body, 1), "}"]
     size, name = loop.size.text, loop.name
-    starts = [f"float {total}_part = 0.0f;" for total in sums]
+    starts = [f"double {total}_part = 0.0;" for total in sums]
     ends = [f"{total}_total += {total}_part;" for total in sums]
     if (loop.size.constant or RUN + 1) <= RUN:
         return [*starts, pragma, _for(loop) + " {", *_shift(body, 1), "}", *ends]
