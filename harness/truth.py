@@ -185,6 +185,18 @@ class _Noisy(_Wide):
         result = result if weight is None else result * weight
         return result if bias is None else result + bias
 
+    def group_norm(
+        self, x: torch.Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    ) -> Any:
+        """Mean and variance of each group of channels move, as in `layer_norm`."""
+        if not x.numel():
+            return x.clone()
+        groups = x.reshape(x.shape[0], num_groups, -1)
+        result = self.layer_norm(groups, groups.shape[-1:], eps=eps).reshape(x.shape)
+        by_channel = (1, -1, *([1] * (x.dim() - 2)))
+        result = result if weight is None else result * weight.reshape(by_channel)
+        return result if bias is None else result + bias.reshape(by_channel)
+
     def rms_norm(
         self, x: torch.Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None, *_: Any
     ) -> Any:
@@ -238,12 +250,13 @@ _PRODUCTS = {
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "__matmul__", "__rmatmul__", "inner", "bilinear",
 }  # fmt: skip
 _SUMS = {"sum", "mean", "cumsum", "nansum", "nanmean", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d"}
-_SPREADS = {"var", "std", "norm", "vector_norm", "group_norm", "batch_norm", "instance_norm", "prod", "var_mean"}
+_SPREADS = {"var", "std", "norm", "vector_norm", "batch_norm", "instance_norm", "prod", "var_mean"}
 _COMPOSITES: Mapping[str, Callable[..., Any]] = {
     "softmax": _Noisy.softmax,
     "log_softmax": _Noisy.log_softmax,
     "logsumexp": _Noisy.logsumexp,
     "layer_norm": _Noisy.layer_norm,
+    "group_norm": _Noisy.group_norm,
     "rms_norm": _Noisy.rms_norm,
     "scaled_dot_product_attention": _Noisy.attention,
     "cross_entropy": _Noisy.cross_entropy,

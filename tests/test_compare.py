@@ -54,6 +54,44 @@ def test_tf32_inside_a_float32_product_is_refused_at_every_depth(depth):
     assert mismatch.ratio > 1.5
 
 
+GROUP_NORM = """import torch
+
+
+def reference(x, weight, bias):
+    return torch.nn.functional.group_norm(x, 4, weight, bias, 1e-5)
+"""
+
+
+def nearly_constant_groups() -> tuple[torch.Tensor, ...]:
+    return 0.09 + 0.0016 * torch.randn(2, 16, 48, 48), 1 + 0.1 * torch.randn(16), 0.1 * torch.randn(16)
+
+
+def two_pass_group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    groups = x.view(2, 4, -1)
+    mean = groups.double().mean(-1, keepdim=True)
+    spread = (groups - mean).square().mean(-1, keepdim=True)
+    normed = ((groups - mean) * torch.rsqrt(spread + 1e-5)).float().view_as(x)
+    return normed * weight.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize("_draw", range(4))
+def test_group_norm_by_exact_statistics_passes_where_groups_are_nearly_constant(_draw):
+    inputs = nearly_constant_groups()
+    assert compare(two_pass_group_norm(*inputs), expected_of(GROUP_NORM, *inputs)) is None
+
+
+def test_group_norm_in_half_precision_is_refused_where_groups_are_nearly_constant():
+    x, weight, bias = nearly_constant_groups()
+    assert compare(two_pass_group_norm(x.half().float(), weight, bias), expected_of(GROUP_NORM, x, weight, bias))
+
+
+def test_exact_sums_are_compared_as_the_output_dtype_stores_them():
+    a, b = torch.full((1, 257), 1.0, dtype=torch.bfloat16), torch.ones(257, 1, dtype=torch.bfloat16)
+    expected = expected_of(MATMUL, a, b)
+    assert compare(torch.full((1, 1), 256.0, dtype=torch.bfloat16), expected, exact=True) is None
+    assert compare(torch.full((1, 1), 260.0, dtype=torch.bfloat16), expected, exact=True) is not None
+
+
 def test_a_captured_float32_cast_does_not_spoil_the_float64_truth():
     x, weight = torch.randn(8, 256, dtype=torch.bfloat16), torch.randn(256, dtype=torch.bfloat16)
     (truth,) = in_float64(compile_reference(RMSNORM), (x, weight), {})
