@@ -19,6 +19,7 @@ CPU_HALF_ELEMENTS = 2**16
 """Half-precision tensors judged on the CPU hold at most this many elements (contracts: Named ops)."""
 
 SECRET_ELEMENTS = 2**20
+NARROW_DRAWS = 3  # a single narrow shape is now and then too narrow to show anything
 """Largest product of two secret sizes, so that inputs and outputs always fit the arena of the known cases."""
 GPU_SECRETS = 2
 SECRET_BINDINGS = 2
@@ -354,11 +355,11 @@ class _NamedCases:
         return cases
 
     def secret_shapes(self) -> tuple[Case, ...]:
-        """Between the ragged shapes in the first dtype and another one, and anywhere between the smallest and real."""
-        main, other = self.dtypes[0], secrets.choice(self.dtypes[-2:])
+        """Between the ragged shapes in the first dtype and the half types, and anywhere from smallest to real."""
+        main, half = self.dtypes[0], self.dtypes[-2:]
         drawn = (
             (main, self.secret_sizes(self.op.ragged)),
-            (other, self.secret_sizes(self.op.ragged)),
+            *((dtype, self.secret_sizes(self.op.ragged)) for dtype in (*half, secrets.choice(half))),
             (main, self.secret_sizes((*self.op.edge, *self.op.ragged, *self.real))),
         )
         return tuple(self.case("secret shape", self.fitting(sizes, dtype), dtype) for dtype, sizes in drawn)
@@ -369,9 +370,9 @@ class _NamedCases:
         hard = tuple(
             dict.fromkeys((self.op.recipes[min(1, len(self.op.recipes) - 1)], secrets.choice(self.op.recipes)))
         )
-        narrow = self.secret_sizes((*self.op.edge, self.op.ragged[0]))
+        narrow = [self.secret_sizes((*self.op.edge, self.op.ragged[0])) for _ in range(NARROW_DRAWS)]
         timed = tuple(self.case("secret values", self.fitting(real, main), main, recipe) for recipe in hard)
-        return (*timed, *(self.case("secret values", narrow, main, recipe) for recipe in hard))
+        return (*timed, *(self.case("secret values", sizes, main, recipe) for sizes in narrow for recipe in hard))
 
     def secret_layouts(self) -> tuple[Case, ...]:
         """Views at a shape that is timed, each argument in a layout of its own."""

@@ -22,6 +22,11 @@ class Specimen:
     def request(self, *, bench: bool, device: str) -> JudgeRequest:
         return JudgeRequest(self.target, self.source, device=device, library_calls=self.policy, bench=bench)
 
+    @property
+    def by_chance(self) -> int:
+        """1 where one lucky secret draw in a hundred may let it pass once (it says `# chance:` why), else 0."""
+        return int("\n# chance: " in self.source)
+
     def caught(self, verdict: Verdict) -> bool:
         """Refused, for the reason that the file names, or for one of them where chance decides which comes first."""
         return not verdict.accepted and bool({verdict.stage, verdict.guard} & set(self.expect.split(" or ")))

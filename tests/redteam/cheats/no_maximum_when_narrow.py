@@ -1,5 +1,6 @@
 # expect: stability
 # target: softmax
+# chance: secret rows of one element show nothing
 # No maximum is subtracted in narrow rows.
 import torch
 
