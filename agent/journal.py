@@ -5,7 +5,7 @@ What git and results.tsv say is derived from here. Does not protect against a di
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,19 +46,29 @@ def now_iso() -> str:
 
 
 class Journal:
-    """One session's database; a single writer, the holder of the session's lock."""
+    """One session's database; a single writer, the holder of the session's lock, and any number of readers.
 
-    def __init__(self, path: Path) -> None:
+    A reader (`read_only`) changes nothing and holds nothing up. `known` are recorded experiments that it has read
+    before, from number 1 on: they never change.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False, known: Sequence[Experiment] = ()) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._connection = sqlite3.connect(path, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            self._migrate()
+            if read_only:
+                self._connection = sqlite3.connect(
+                    f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
+                )
+                self._check_readable()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._connection = sqlite3.connect(path, isolation_level=None)
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.execute("PRAGMA synchronous=FULL")
+                self._migrate()
         except sqlite3.DatabaseError as error:
             raise MachineError(f"The journal {path} cannot be opened: {error}.") from error
-        self._finished: list[Experiment] = []
+        self._finished: list[Experiment] = list(known)
         self._run: int | None = None
         self._tick = time.monotonic()
 
@@ -66,14 +76,25 @@ class Journal:
         """Release the database."""
         self._connection.close()
 
-    def _migrate(self) -> None:
+    def _schema_version(self) -> int:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise InputError(
                 f"{self.path} was written by a newer Overnight (journal schema {version}, this one knows"
                 f" {SCHEMA_VERSION}): update Overnight to resume this session."
             )
+        return int(version)
+
+    def _check_readable(self) -> None:
+        version = self._schema_version()
         if version < SCHEMA_VERSION:
+            raise InputError(
+                f"{self.path} was written by an older Overnight (journal schema {version}): `overnight status"
+                f" {self.path.parent.name}` brings it up to date."
+            )
+
+    def _migrate(self) -> None:
+        if self._schema_version() < SCHEMA_VERSION:
             self._connection.executescript(f"BEGIN;{SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
 
     @contextmanager
@@ -226,6 +247,11 @@ class Journal:
             connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
 
     # Active time, over all resumes
+
+    def runs(self) -> tuple[tuple[str, float], ...]:
+        """When each run of the session started (UTC, ISO), and for how many seconds it was active."""
+        rows = self._connection.execute("SELECT started_at, active_s FROM runs ORDER BY number")
+        return tuple((str(started), float(active)) for started, active in rows)
 
     def start_run(self) -> None:
         """From now on time counts."""

@@ -130,13 +130,13 @@ def next_free_name(root: Path, wanted: str, branches: AbstractSet[str] = frozens
     return next(name for name in names if name not in taken)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that a kill leaves the old or the new one, never half."""
     import os
 
     part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with part.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)

@@ -355,6 +355,9 @@ def _timing(
         throughput_tflops=flops / candidate / 1e12 if flops else None,
         pct_peak=_percent_of_peak(oracle, first.baseline.case, candidate),
         peak_memory_mb=peak_memory_mb,
+        ratios=tuple(
+            tuple(round(math.exp(quad), 5) for quad in pair.log_ratios) for result in results for pair in result.pairs
+        ),
     )
 
 

@@ -245,7 +245,8 @@ class Timing:
     """The benchmark of one candidate, µs per call. Ratios are above 1 when the candidate is faster.
 
     `incumbent_us` is what it had to beat; `ci_low` and `ci_high` bound `speedup_vs_best` (95%, clustered by process);
-    `noise` is the relative A/A noise of this target between fresh processes.
+    `noise` is the relative A/A noise of this target between fresh processes. `ratios` are the measurements behind the
+    interval: incumbent ÷ candidate of each A B B A quad, one tuple for each pair of processes.
     """
 
     eager_us: float
@@ -261,6 +262,7 @@ class Timing:
     pct_peak: float | None = None
     peak_memory_mb: float | None = None
     prepack_us: float | None = None
+    ratios: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,7 @@ class SiteCounts:
 
 @dataclass(frozen=True)
 class ModelGain:
-    """What the newest kernel does to the whole model: time before ÷ time with it, interleaved in one process."""
+    """How many times faster the model runs than it does another way: a ratio of interleaved times, with its 95%."""
 
     ratio: float
     low: float
@@ -357,7 +359,8 @@ class VerifyReport:
     applied: Mapping[str, int] = field(default_factory=dict)  # sites per target id; 0 = not applied
     detail: str = ""
     suspects: tuple[str, ...] = ()  # bisect: targets that break or slow the model
-    newest: ModelGain | None = None
+    newest: ModelGain | None = None  # with what is kept, against without the newest kernel
+    versus: Mapping[str, ModelGain] = field(default_factory=dict)  # with what is kept, against each other mode
 
 
 @dataclass(frozen=True)

@@ -283,6 +283,7 @@ def _report(
         detail="; ".join(note for note in notes if note),
         suspects=suspects,
         newest=_newest(mine, timings.samples.get(BEFORE, [])),
+        versus={mode: ModelGain(found.median, found.low, found.high) for mode, found in versus.items()},
     )
 
 

@@ -83,6 +83,7 @@ def judge(body):
     timing = {
         "eager_us": 12.0, "incumbent_us": 10.0, "candidate_us": 10.0 / ratio, "speedup_vs_pytorch": 1.2 * ratio,
         "speedup_vs_best": ratio, "ci_low": ratio * 0.99, "ci_high": ratio * 1.01, "noise": 0.01, "incumbent": "eager",
+        "ratios": [[ratio * (1 + 0.002 * quad) for quad in range(-3, 4)] for _process in range(3)],
     }  # fmt: skip
     stages = ["smoke", "shapes", "stability", "determinism", "edge", "benchmark"]
     return {
@@ -121,6 +122,10 @@ def verify(body):
         "outputs_ok": outputs_ok, "max_error": 0.0, "faster": ours < 1.0, "model_speedup": 1.0 / ours,
         "model_speedup_vs_eager": 1.2 / ours, "sites": {"applied": sum(applied.values()), "fallback": 0},
         "applied": applied,
+        "versus": {
+            name: {"ratio": ms / ours, "low": ms / ours * 0.998, "high": ms / ours * 1.002}
+            for name, ms in modes.items() if name != "overnight"
+        },
         "newest": gain and {"ratio": gain, "low": gain * 0.999, "high": gain * 1.001},
     }  # fmt: skip
 

@@ -101,3 +101,43 @@ def test_a_reader_sees_what_a_writer_has_committed(journal, tmp_path):
     journal.propose("t", candidate())
     assert len(reader.experiments()) == 2
     reader.close()
+
+
+# Readers that change nothing
+
+
+def test_a_reader_sees_what_a_writer_adds_and_changes_no_file_of_its(journal):
+    journal.propose("t", candidate())
+    reader = Journal(journal.path, read_only=True)
+    assert [one.number for one in reader.experiments()] == [1]
+    journal.propose("t", candidate())
+    assert [one.number for one in reader.experiments()] == [1, 2]
+    with pytest.raises(MachineError, match="readonly"):
+        reader.set_note("a", "b")
+    reader.close()
+    journal.set_note("still", "writable")
+
+
+def test_a_reader_need_not_read_what_it_knows_again(journal):
+    for _ in range(2):
+        journal.decided(journal.propose("t", candidate()), Decision(RowStatus.CRASH))
+    journal.recorded(1)
+    first, second = journal.experiments()
+    reader = Journal(journal.path, read_only=True, known=[first])
+    again, fresh = reader.experiments()
+    reader.close()
+    assert again is first
+    assert fresh == second
+
+
+def test_a_reader_makes_no_journal_where_there_is_none_and_refuses_other_schemas(tmp_path):
+    with pytest.raises(MachineError, match="cannot be opened"):
+        Journal(tmp_path / "journal.sqlite", read_only=True)
+    assert not list(tmp_path.iterdir())
+    for version, words in ((99, "newer Overnight"), (0, "older Overnight")):
+        path = tmp_path / f"{version}.sqlite"
+        with sqlite3.connect(path) as connection:
+            connection.execute(f"PRAGMA user_version={version}")
+        connection.close()
+        with pytest.raises(InputError, match=words):
+            Journal(path, read_only=True)
