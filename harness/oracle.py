@@ -17,9 +17,9 @@ from harness.problem import Case, Problem
 from harness.records import Scalar
 from harness.truth import Leaves, compile_reference, in_float64, original, with_rounding_noise
 
-NOISE_DRAWS = 3
+NOISE_DRAWS, FEW_NOISE_DRAWS = 8, 3
 FEW_ELEMENTS = 1 << 18
-"""Below this size a block may hold few independent errors, so the noise is drawn several times."""
+"""Below this size a block may hold few independent errors, so the noise is drawn more often."""
 UNIT_ROUNDOFF = {"float64": 2.0**-53}
 FLOAT32_ROUNDOFF = 2.0**-24
 """Half types accumulate in float32 too, in every library there is."""
@@ -61,8 +61,8 @@ class Oracle:
         with effective_precision(self.problem.precision):
             return original(self._reference, inputs, constants)
 
-    def expect(self, case: Case, inputs: Sequence[torch.Tensor]) -> tuple[Expected, ...]:
-        """Truth, original and rounding noise for given inputs.
+    def expect(self, case: Case, inputs: Sequence[torch.Tensor], *, draws: int = 0) -> tuple[Expected, ...]:
+        """Truth, original and rounding noise for given inputs; `draws` of noise, by size where it is 0.
 
         Raises ReferenceRefusal where the original itself fails on them and OursError where its float64 truth does;
         running out of memory and a broken device are neither, and pass through.
@@ -76,7 +76,7 @@ class Oracle:
                 with_rounding_noise(
                     self._reference, inputs, case.constants, unit_roundoff=unit, generator=self._generator
                 )
-                for _ in range(NOISE_DRAWS if small else 1)
+                for _ in range(draws or (NOISE_DRAWS if small else FEW_NOISE_DRAWS))
             ]
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise

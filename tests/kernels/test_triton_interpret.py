@@ -1,4 +1,4 @@
-"""Triton kernels without a dot product give the right values in Triton's interpreter, float32, on the CPU."""
+"""Triton kernels that the interpreter can run give the right values in Triton's interpreter, float32, on the CPU."""
 
 import json
 import os
@@ -23,6 +23,7 @@ OPS = (
     "rope_half",
     "rope_complex",
     "groupnorm",
+    "flash_attention__masked",
 )
 
 # The interpreter must be asked for before a kernel is decorated: in a process of its own. It takes about 2.5 ms a
@@ -52,6 +53,19 @@ turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatt
 half = q * both.cos() + torch.cat((-q[..., 6:], q[..., :6]), -1) * both.sin()
 image, c, d = torch.randn(2, 8, 5, 5), torch.randn(8), torch.randn(8)
 tanh = {"approximate": "tanh"}
+queries, keys, values = torch.randn(2, 70, 4, 16).transpose(1, 2), torch.randn(2, 2, 90, 16), torch.randn(2, 2, 90, 16)
+window = torch.ones(70, 90, dtype=torch.bool).tril(15).triu(-30)
+masks = {"causal": torch.ones(70, 90, dtype=torch.bool).tril(), "window": window, "anything": torch.rand(70, 90) < 0.3,
+         "padding": (torch.arange(90) < torch.tensor([90, 71])[:, None])[:, None, None],
+         "added": torch.zeros(70, 90).masked_fill(~window, -inf), "bias": torch.randn(2, 4, 70, 90),
+         "a row sees nothing": window & (torch.arange(70) != 69)[:, None]}
+
+
+def attend(mask, queries=queries):
+    bias = torch.zeros(mask.shape).masked_fill(~mask, -inf) if mask.dtype == torch.bool else mask
+    scores = queries @ keys.repeat_interleave(2, 1).transpose(-1, -2) / 4 + bias
+    attended = torch.softmax(scores, -1) @ values.repeat_interleave(2, 1)
+    return attended.transpose(1, 2).contiguous().transpose(1, 2) if queries.stride(1) < queries.stride(2) else attended
 
 
 def rms(v):
@@ -76,6 +90,9 @@ cases = {
     "rope_complex": [((q.transpose(1, 2), torch.complex(cos, sin)), {}, turned.transpose(1, 2).contiguous())],
     "groupnorm": [((image, c, d, 4), {}, F.group_norm(image, 4, c, d)),
                   ((image, c, d, 2), {"silu": True}, F.silu(F.group_norm(image, 2, c, d)))],
+    "flash_attention__masked": [
+        *(((queries, keys, values, False), {"attn_mask": mask}, attend(mask)) for mask in masks.values()),
+        ((queries.contiguous(), keys, values), {}, attend(masks["causal"], queries.contiguous()))],
 }
 for op, calls in cases.items():
     kernel, found = load(op).kernel_fn, []

@@ -58,6 +58,7 @@ MLP = "*bf16 *bf16 *bf16 *bf16 i32 i32 i32"
 ADD_NORM = "*bf16 *bf16 *bf16 *bf16 *bf16 i32"
 MATMUL = "*bf16 *bf16 *bf16 i32 i32 i32 i64 i32 1 i64 i32 1"
 ATTENTION = "*bf16 *bf16 *bf16 *bf16" + " i32 i32 i32 1" * 3 + " i32 i32 i32 i32 i32 fp32"
+MASKED = "*bf16 *bf16 *bf16 {} *bf16" + " i32 i32 i32 1" * 4 + " i32" * 8 + " fp32"
 
 LINEAR = "*bf16 *bf16 *bf16 *bf16 i32 i32 i32 i32 i32"
 DESCRIBED_LINEAR = "tensordesc<bf16[128,64]> tensordesc<bf16[256,64]> *bf16 tensordesc<bf16[128,256]>"
@@ -90,6 +91,10 @@ CASES = [
         {"BLOCK_M": 128, "BLOCK_N": 128, "D": 128, "CAUSAL": True, "EVEN_D": True}, 8, 2),
     Case("flash_attention", "attention_tile", ATTENTION.replace("bf16", "fp32"),
         {"BLOCK_M": 64, "BLOCK_N": 16, "D": 128, "CAUSAL": True, "EVEN_D": True}, 8, 2),
+    Case("flash_attention__masked", "attention_tile", MASKED.format("*u8"),
+        {"BLOCK_M": 64, "BLOCK_N": 64, "D": 64, "FORM": 2, "EVEN_D": True}, 4, 3),
+    Case("flash_attention__masked", "attention_tile", MASKED.format("*fp32").replace("bf16", "fp32"),
+        {"BLOCK_M": 32, "BLOCK_N": 16, "D": 128, "FORM": 3, "EVEN_D": True}, 8, 2),
     Case("matmul", "matmul_descriptor", descriptors(load("matmul").TILE, "aby"),
         **described(load("matmul").TILE, BY_ROWS=False)),
     Case("fused_mlp", "linear_descriptor", descriptors(load("fused_mlp").GATED_TILE, "xwwy"),

@@ -206,11 +206,13 @@ def _cross_entropy(target: Target, source: str) -> Body | None:
 
 
 def _attention(target: Target, source: str) -> Body | None:
-    found = find_attention(target)
-    if found is None or len(found.masks) > 1 or (found.masks and "mask" not in parameters(source)):
+    found, taken = find_attention(target), parameters(source)
+    if found is None or len(found.masks) > 1 or (found.masks and not {"mask", "attn_mask"} & set(taken)):
         return None
     keys, values = (ungrouped(target, name) for name in (found.keys, found.values))
-    mask = f", mask={_additive(target, found)}" if found.masks else ""
+    mask = ""
+    if found.masks:
+        mask = f", attn_mask={found.masks[0]}" if "attn_mask" in taken else f", mask={_additive(target, found)}"
     call = f"{CORE}({found.queries}, {keys}, {values}, False, {found.scale}{mask})"
     return live_statements(target, found, call)
 
