@@ -259,19 +259,24 @@ class SessionBranch:
     ) -> str:
         """Run git once with hooks, signing and optional locks off; raises MachineError with git's own words."""
         from git import Git
-        from git.exc import GitCommandError
 
         git = Git(self.worktree) if at_worktree else self._repo.git
-        try:
-            return str(
-                git.execute(
-                    ["git", *QUIET, *arguments],
-                    env={**self._environment, **(env or {})},
-                    with_exceptions=not tolerate,
-                )
+        return _run(git, self._environment, *arguments, env=env, tolerate=tolerate)
+
+
+def _run(git: Any, identity: Mapping[str, str], *arguments: str, env: Mapping[str, str] | None, tolerate: bool) -> str:
+    from git.exc import GitCommandError
+
+    try:
+        return str(
+            git.execute(
+                ["git", *QUIET, *arguments],
+                env={**identity, **(env or {})},
+                with_exceptions=not tolerate,
             )
-        except GitCommandError as error:
-            raise MachineError(f"git {arguments[0]} failed: {_words(error)}") from error
+        )
+    except GitCommandError as error:
+        raise MachineError(f"git {arguments[0]} failed: {_words(error)}") from error
 
 
 def open_branch(folder: Path, name: str, worktree: Path) -> SessionBranch:
@@ -296,6 +301,14 @@ def open_branch(folder: Path, name: str, worktree: Path) -> SessionBranch:
     except InputError:
         repo.close()
         raise
+
+
+def git_words(folder: Path, *arguments: str, env: Mapping[str, str] | None = None, tolerate: bool = False) -> str:
+    """What one git command prints, run in `folder` as for a session; raises MachineError with git's own words."""
+    from git import Repo
+
+    with Repo(folder, search_parent_directories=True) as repo:
+        return _run(repo.git, _identity(repo), *arguments, env=env, tolerate=tolerate)
 
 
 def session_branches(folder: Path) -> set[str]:

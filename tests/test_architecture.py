@@ -11,9 +11,11 @@ TORCH_FREE_HARNESS = {"records", "errors", "wire", "rpc"}
 AGENT_LAYERS = (
     {"errors", "records", "stopping", "machine"},
     {"budget", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"},
-    {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"},
-    {"session", "opening", "measuring", "experiment", "loop", "runner", "report"},
-    {"cli_options", "cli_measure", "cli_session", "cli_read", "cli", "__main__"},
+    {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"}
+    | {"user_branch", "steering", "gpu", "disk", "wakefulness", "unit"},
+    {"session", "opening", "measuring", "experiment", "loop", "runner", "report"}
+    | {"live_settings", "preflight", "machine_watch", "package", "dataset"},
+    {"cli_handover", "cli_steering"} | {"cli_options", "cli_measure", "cli_session", "cli_read", "cli", "__main__"},
 )
 
 
