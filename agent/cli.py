@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from agent import cli_handover, cli_measure, cli_read, cli_session
+from agent import cli_handover, cli_measure, cli_morning, cli_read, cli_session
 from agent.errors import OvernightError, StopRequestedError
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
@@ -36,7 +36,7 @@ for command in (
     cli_session.stop,
     cli_read.logs,
     cli_read.results,
-    cli_read.report,
+    cli_morning.report,
     cli_session.verify,
     cli_handover.apply,
     cli_measure.check,

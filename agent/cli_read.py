@@ -1,7 +1,6 @@
-"""`init`, `doctor` and the readers: `status`, `logs`, `results`, `report`."""
+"""`init`, `doctor` and the readers: `status`, `logs`, `results`."""
 
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -115,20 +114,3 @@ def results(
         print_json(chosen)
     else:
         print_results(console(), chosen)
-
-
-def report(name: SessionArgument = None, *, as_json: Json = False) -> None:
-    """Write report.md of a session below `.overnight/NAME/` and print it."""
-    from agent.journal import Journal
-    from agent.places import find_session, write_whole
-    from agent.report import markdown, status_of
-    from agent.repository import workspace_root
-
-    places = find_session(workspace_root(Path.cwd()), name)
-    with closing(Journal(places.journal)) as journal:
-        text = markdown(places, journal)
-    write_whole(places.folder / "report.md", text)
-    if as_json:
-        print_json({**status_of(places).data(), "report": str(places.folder / "report.md")})
-    else:
-        print(text)

@@ -185,6 +185,15 @@ class Journal:
 
     # Readers
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Everything read inside is of one moment, whatever a writer adds meanwhile."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
+
     def experiments(self) -> tuple[Experiment, ...]:
         """All experiments in order; recorded ones never change and are parsed once."""
         query = f"SELECT {', '.join(_COLUMNS)} FROM experiments WHERE number > ? ORDER BY number"  # noqa: S608
@@ -224,6 +233,11 @@ class Journal:
             "SELECT target, AVG(judge_s) FROM experiments WHERE judge_s > 0 GROUP BY target"
         )
         return dict(rows.fetchall())
+
+    def judge_s(self) -> float:
+        """Seconds that all judgements took together."""
+        (total,) = self._connection.execute("SELECT COALESCE(SUM(judge_s), 0) FROM experiments").fetchone()
+        return float(total)
 
     def usage(self) -> Usage:
         """What all proposals have cost so far; the cost is None once one of unknown price is among them."""

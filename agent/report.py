@@ -1,4 +1,4 @@
-"""What a session's files say to people and programs: its status, its rows, its report."""
+"""What a session's files say to people and programs: its status and its rows."""
 
 from collections import Counter
 from contextlib import closing
@@ -7,13 +7,12 @@ from typing import Any
 
 from agent.budget import Budget, Spent
 from agent.journal import Journal
-from agent.lock import running
+from agent.lock import Holder, running
 from agent.places import SessionPlaces
 from agent.records import Experiment, ExperimentState, RowStatus
 from agent.results import Row
 from agent.session import NOT_COUNTED, read_options, row
 from harness import wire
-from harness.records import VerifyReport
 
 
 @dataclass(frozen=True)
@@ -61,19 +60,22 @@ class SessionStatus:
 def status_of(places: SessionPlaces) -> SessionStatus:
     """Read it from journal and lock."""
     with closing(Journal(places.journal)) as journal:
-        options, experiments, usage = read_options(journal), journal.experiments(), journal.usage()
-        active_s = journal.active_s()
-    holder = running(places.lock)
+        return status_from(places.name, journal, running(places.lock))
+
+
+def status_from(name: str, journal: Journal, holder: Holder | None) -> SessionStatus:
+    """How a session stands by its open journal; `holder` is its living supervisor."""
+    options, experiments, usage = read_options(journal), journal.experiments(), journal.usage()
     counted = [one for one in experiments if one.status not in NOT_COUNTED]
     undecided = [one.number for one in experiments if one.state is not ExperimentState.RECORDED]
     return SessionStatus(
-        name=places.name,
+        name=name,
         pid=holder.pid if holder else None,
         model=options.model.reference,
         proposer=options.proposer,
         counts=dict(Counter(str(one.status) for one in experiments if one.status)),
         budget=options.budget,
-        spent=Spent(active_s, len(counted), usage.tokens, usage.calls, usage.cost_usd),
+        spent=Spent(journal.active_s(), len(counted), usage.tokens, usage.calls, usage.cost_usd),
         open_experiment=undecided[0] if undecided else None,
         kept=tuple(one for one in experiments if one.status is RowStatus.KEEP),
     )
@@ -84,61 +86,6 @@ def rows_of(places: SessionPlaces) -> list[Row]:
     profile = places.read_profile()
     with closing(Journal(places.journal)) as journal:
         return [row(one, places.name, journal, profile) for one in journal.experiments() if one.status]
-
-
-def markdown(places: SessionPlaces, journal: Journal) -> str:
-    """The session in a page: the model, what was kept, what was tried, where the profile said the time goes."""
-    state, profile = status_of(places), places.read_profile()
-    parts = [f"# Session {places.name}", "", *state.lines(), ""]
-    verified = _verified(places)
-    if verified:
-        parts += ["## The model", "", *_verify_table(verified), ""]
-    parts += ["## Experiments", "", "| # | status | target | against best | 95% | what |", "|---|---|---|---|---|---|"]
-    parts += [_experiment_line(one) for one in journal.experiments()]
-    unjudgeable = journal.unjudgeable()
-    if unjudgeable:
-        parts += ["", "## Targets that cannot be judged", ""]
-        parts += [f"- {target}: {reason}" for target, reason in unjudgeable.items()]
-    if profile:
-        parts += [
-            "",
-            "## Where the time goes",
-            "",
-            "| target | what | share | µs/call | floor µs |",
-            "|---|---|---|---|---|",
-        ]
-        parts += [
-            f"| {one.id} | {one.title} | {one.share:.1%} | {one.time_us:.1f} | {one.floor_us:.1f} |"
-            for one in profile.targets
-        ]
-        parts += ["", *(f"- {note}" for note in profile.notes)]
-    return "\n".join(parts).rstrip("\n") + "\n"
-
-
-def _verified(places: SessionPlaces) -> VerifyReport | None:
-    try:
-        return wire.from_json(VerifyReport, (places.folder / "verify.json").read_bytes())
-    except FileNotFoundError:
-        return None
-
-
-def _verify_table(report: VerifyReport) -> list[str]:
-    lines = ["| mode | median ms | 95% |", "|---|---|---|"]
-    for mode in report.modes:
-        if mode.median_ms is None:
-            lines.append(f"| {mode.mode} | not run | {mode.reason or ''} |")
-        else:
-            lines.append(f"| {mode.mode} | {mode.median_ms:.3f} | {mode.ci_low} to {mode.ci_high} |")
-    outputs = "equal within tolerance" if report.outputs_ok else "DIFFERENT"
-    return [*lines, "", f"Outputs {outputs}; max error {report.max_error:.3g}; speedup {report.model_speedup}."]
-
-
-def _experiment_line(one: Experiment) -> str:
-    timing = one.verdict.timing if one.verdict else None
-    interval = f"{timing.ci_low:.3f} to {timing.ci_high:.3f}" if timing else ""
-    words = " ".join(part for part in (one.candidate.description if one.candidate else "", one.detail) if part)
-    safe = " ".join(words.split()).replace("|", "\\|")
-    return f"| {one.number} | {one.status or one.state} | {one.target} | {_speedup(one)} | {interval} | {safe} |"
 
 
 def _speedup(one: Experiment) -> str:

@@ -277,14 +277,11 @@ def test_a_target_that_cannot_be_judged_has_no_row_but_is_in_the_report(tmp_path
     said = drive(workspace, "run")
     assert "rmsnorm_a is set aside" in said
     assert [(row["experiment"], row["target"]) for row in rows(workspace)] == [("1", "softmax_b")]
-    from contextlib import closing
-
-    from agent.journal import Journal
+    from agent.morning.markdown import markdown
+    from agent.morning.night import read_night
     from agent.places import SessionPlaces
-    from agent.report import markdown
 
-    with closing(Journal(workspace / ".overnight/night/journal.sqlite")) as journal:
-        assert "- rmsnorm_a: scripted unjudgeable" in markdown(SessionPlaces(workspace, "night"), journal)
+    assert "- rmsnorm_a: scripted unjudgeable" in markdown(read_night(SessionPlaces(workspace, "night")))
 
 
 def test_a_profile_without_targets_is_nothing_to_optimise(tmp_path):
