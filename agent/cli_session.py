@@ -67,6 +67,7 @@ def run(
     from agent import runner
     from agent.cli_measure import choice
     from agent.config import load_config
+    from agent.devices import devices_of
     from agent.machine import default_device
     from agent.opening import create
     from agent.places import SessionPlaces
@@ -87,7 +88,10 @@ def run(
         library_calls=choice(LibraryPolicy, library_calls, "--library-calls") or settings.library_calls,
         budget=runner.first_budget(settings, _flags(hours, experiments, dollars, tokens, calls)),
         command=_command(command, tuple(settings.command.argv), settings.command.timeout_s),
+        executor=settings.executor,
+        devices=tuple(settings.devices),
     )
+    devices_of(options.devices, options.device)
     runner.make_proposer(options)  # refused before anything is written
     places = SessionPlaces(root, _name(root, name, spec))
     create(root, places.name, options)

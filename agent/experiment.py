@@ -1,23 +1,27 @@
-"""One experiment from its candidate to its row: stored, judged, kept or reverted, recorded."""
+"""One experiment from its proposal to the judges, and from its decision to its row."""
 
 import shutil
-import time
 
 from agent import policy
-from agent.errors import InputError, OvernightError
+from agent.executors.bench import Bench
 from agent.journal import Decision
-from agent.measuring import Judge, measure_model
+from agent.measuring import judge_job
 from agent.records import Candidate, Experiment, ExperimentState, InvalidReply, RowStatus
-from agent.repository import KeepMessage
 from agent.session import Session, note_tip
-from harness.records import Verdict
 
-UNJUDGEABLE = "unjudgeable"
+
+def begin(session: Session, bench: Bench, proposal: Candidate | InvalidReply) -> None:
+    """Number and store a proposal; a candidate goes to the judges, what needs no judge gets its row."""
+    number = open_experiment(session, proposal)
+    if isinstance(proposal, Candidate) and not settle_unjudged(session, number, proposal):
+        bench.submit(judge_job(session, number, proposal))
+    else:
+        finish(session, number)
 
 
 def open_experiment(session: Session, proposal: Candidate | InvalidReply) -> int:
     """Number it, store it, put it into the worktree."""
-    again = session.interrupted() is not None
+    again = any(one.candidate == proposal for one in session.owed())
     number = session.journal.propose(proposal.target, proposal, again=again)
     session.store_source(number, proposal)
     if isinstance(proposal, Candidate):
@@ -30,27 +34,10 @@ def settle_unjudged(session: Session, number: int, candidate: Candidate) -> bool
     earlier = [one for one in session.experiments() if one.number != number]
     same = policy.duplicate_of(candidate, earlier)
     if same:
-        detail = f"the same kernel as experiment {same.number}, which was {same.status}"
+        state = f"was {same.status}" if same.status else "is not decided yet"
+        detail = f"the same kernel as experiment {same.number}, which {state}"
         _decide(session, number, candidate, Decision(RowStatus.DUPLICATE, detail))
     return same is not None
-
-
-def examine(session: Session, judge: "Judge", number: int, candidate: Candidate) -> None:
-    """Judge it and store the verdict; what the machine or we got wrong is a row `environment`, not a crash."""
-    started = time.monotonic()
-    try:
-        verdict = judge(number, candidate)
-    except InputError:
-        raise
-    except OvernightError as error:
-        judge.close()
-        _decide(session, number, candidate, Decision(RowStatus.ENVIRONMENT, " ".join(str(error).split())))
-        return
-    if verdict.guard == UNJUDGEABLE:
-        withdraw(session, number, candidate, verdict.detail)
-        return
-    session.journal.judged(number, verdict, judge_s=time.monotonic() - started)
-    session.store_verdict(session.journal.experiment(number))
 
 
 def withdraw(session: Session, number: int, candidate: Candidate, reason: str) -> None:
@@ -65,52 +52,27 @@ def withdraw(session: Session, number: int, candidate: Candidate, reason: str) -
 def finish(session: Session, number: int, *, cut_off: bool = False) -> None:
     """Take an experiment from where it stands to its row."""
     one = session.journal.experiment(number)
-    if one is None:
-        return  # withdrawn: its target cannot be judged
+    assert one is not None
     if one.state is not ExperimentState.DECIDED:
-        _decide(session, number, one.candidate, decision(session, one, cut_off=cut_off))
+        _decide(session, number, one.candidate, _unkept(session, one, cut_off=cut_off))
     session.say(headline(session.record(number)))
 
 
-def decision(session: Session, one: Experiment, *, cut_off: bool) -> Decision:
-    """Keep, revert or set aside."""
+def _unkept(session: Session, one: Experiment, *, cut_off: bool) -> Decision:
+    """How an experiment without a winner ends; winners are agent.settling's."""
     if one.candidate is None:
         invalid = session.journal.invalid_reply(one.number)
         return Decision(RowStatus.INVALID_REPLY, invalid.reason if invalid else "")
     if one.verdict is None:
         assert cut_off
         return Decision(RowStatus.INTERRUPTED, "cut off before its verdict; judged again under the next number")
-    status = policy.row_status(one.verdict)
-    return keep(session, one, one.candidate, one.verdict) if status is RowStatus.KEEP else Decision(status)
+    return Decision(policy.row_status(one.verdict))
 
 
-def keep(session: Session, one: Experiment, candidate: Candidate, verdict: Verdict) -> Decision:
-    """Commit a winner, measure the model, and take it out again when the model is not better off."""
-    fate = session.branch.fate(one.number)
-    if fate and fate.taken_out:
-        return Decision(RowStatus.DISCARD, fate.taken_out)
-    commit = fate.commit if fate else _commit(session, one, candidate, verdict)
-    report, reason = measure_model(session, one)
-    if reason:
-        detail = f"{policy.ISOLATED_ONLY}: {reason}"
-        session.branch.take_out(kernel_path(candidate), commit, detail)
-        return Decision(RowStatus.DISCARD, detail)
-    session.verified = report
-    speedup = report.model_speedup if report else None
-    return Decision(RowStatus.KEEP, "", commit, policy.model_ms(report) if report else None, speedup)
-
-
-def _commit(session: Session, one: Experiment, candidate: Candidate, verdict: Verdict) -> str:
-    assert verdict.timing is not None
-    message = KeepMessage(
-        experiment=one.number,
-        target=candidate.target,
-        speedup=verdict.timing.speedup_vs_best,
-        description=candidate.description,
-        verdict_sha256=session.store_verdict(one),
-    )
-    judged = session.store_source(one.number, candidate)
-    return session.branch.keep(kernel_path(candidate), judged, message)
+def close(session: Session, number: int, candidate: Candidate | None, what: Decision) -> None:
+    """Decide an experiment and write its row."""
+    _decide(session, number, candidate, what)
+    finish(session, number)
 
 
 def _decide(session: Session, number: int, candidate: Candidate | None, what: Decision) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from agent.devices import ANYWHERE, Device
 from agent.errors import MachineError, OursError, StopRequestedError
 from harness import wire
 from harness.errors import from_kind
@@ -52,6 +53,7 @@ class HarnessProcess:
         workspace: Path,
         stop: StopCheck = lambda: False,
         entry: Path = HARNESS_ENTRY,
+        device: Device = ANYWHERE,
     ) -> None:
         self.role = role
         self.log = log
@@ -60,7 +62,7 @@ class HarnessProcess:
         request_read, self._requests = os.pipe()
         self._replies, reply_write = os.pipe()
         path = search_path(sys.path, workspace=workspace, with_user_code=role in {"profile", "verify"})
-        boot = {"path": path, "request_fd": request_read, "reply_fd": reply_write}
+        boot = {"path": path, "request_fd": request_read, "reply_fd": reply_write, "cores": device.cores}
         try:  # -B below: no __pycache__ beside the user's files
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
@@ -68,7 +70,7 @@ class HarnessProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**child_environment(os.environ), "OVERNIGHT_BOOT": json.dumps(boot)},
+                    env=child_environment(os.environ) | dict(device.environment) | {"OVERNIGHT_BOOT": json.dumps(boot)},
                     pass_fds=(request_read, reply_write),
                     start_new_session=True,
                 )

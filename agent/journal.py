@@ -49,7 +49,7 @@ class Journal:
     """One session's database; a single writer, the holder of the session's lock, and any number of readers.
 
     A reader (`read_only`) changes nothing and holds nothing up. `known` are recorded experiments that it has read
-    before, from number 1 on: they never change.
+    before, from the first one on: they never change.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False, known: Sequence[Experiment] = ()) -> None:
@@ -129,14 +129,26 @@ class Journal:
             )
         return int(last) + 1
 
-    def judged(self, number: int, verdict: Verdict, *, judge_s: float) -> None:
-        """Store the verdict: from here on the candidate is never judged again."""
+    def judged(self, number: int, verdict: Verdict, *, judge_s: float, against: str = "") -> None:
+        """Store the verdict: from here on the candidate is judged again only if what it beat is no longer the best.
+
+        `against` names the incumbent it was measured against.
+        """
         self._advance(
             number,
             (ExperimentState.PROPOSED,),
             ExperimentState.JUDGED,
             {"verdict": wire.to_json(verdict), "judge_s": judge_s},
+            notes={f"against:{number}": against} if against else {},
         )
+
+    def against(self, number: int) -> str:
+        """What `judged` was told about the incumbent."""
+        return self.note(f"against:{number}") or ""
+
+    def reopen(self, number: int) -> None:
+        """A judged experiment is to be judged again: the kernel that it beat was itself beaten meanwhile."""
+        self._advance(number, (ExperimentState.JUDGED,), ExperimentState.PROPOSED, {"verdict": None})
 
     def decided(self, number: int, decision: Decision) -> None:
         """Store how it ended; the row of results.tsv follows."""
@@ -164,6 +176,7 @@ class Journal:
         before: tuple[ExperimentState, ...],
         after: ExperimentState,
         values: Mapping[str, str | float | None],
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         names = ", ".join(f"{name} = ?" for name in ("state", *values))
         marks = ", ".join("?" for _ in before)
@@ -174,6 +187,7 @@ class Journal:
             )
             if changed.rowcount != 1:
                 raise AssertionError(f"experiment {number} cannot become {after}")
+            connection.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?)", (notes or {}).items())
 
     def withdraw(self, number: int, target: str, reason: str) -> None:
         """Take back the candidate of a target that cannot be judged: no experiment, a note for the report."""
@@ -197,12 +211,15 @@ class Journal:
     def experiments(self) -> tuple[Experiment, ...]:
         """All experiments in order; recorded ones never change and are parsed once."""
         query = f"SELECT {', '.join(_COLUMNS)} FROM experiments WHERE number > ? ORDER BY number"  # noqa: S608
-        fresh = [_experiment(row) for row in self._connection.execute(query, (len(self._finished),))]
+        fresh = [_experiment(row) for row in self._connection.execute(query, (self._last_finished(),))]
         for one in fresh:
-            if one.state is not ExperimentState.RECORDED or one.number != len(self._finished) + 1:
+            if one.state is not ExperimentState.RECORDED:
                 break
             self._finished.append(one)
-        return (*self._finished, *(one for one in fresh if one.number > len(self._finished)))
+        return (*self._finished, *(one for one in fresh if one.number > self._last_finished()))
+
+    def _last_finished(self) -> int:
+        return self._finished[-1].number if self._finished else 0
 
     def experiment(self, number: int) -> Experiment | None:
         """One experiment, None when there is none of that number."""

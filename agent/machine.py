@@ -4,6 +4,8 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -12,10 +14,22 @@ def default_device() -> str:
     return "cuda" if _torch_has_cuda() and gpu_names() else "cpu"
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU of this host: its number among the visible ones, its UUID, its name."""
+
+    index: int
+    uuid: str
+    name: str
+
+
 def gpu_names() -> tuple[str, ...]:
     """Names of the NVIDIA GPUs of this host that are not hidden; empty without driver or NVML."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in {"", "-1"}:
-        return ()
+    return tuple(gpu.name for gpu in gpus())
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs of this host that are not hidden, in CUDA's order by bus; empty without driver or NVML."""
     import pynvml
 
     try:
@@ -24,9 +38,31 @@ def gpu_names() -> tuple[str, ...]:
         return ()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        found = [(str(pynvml.nvmlDeviceGetUUID(one)), str(pynvml.nvmlDeviceGetName(one))) for one in handles]
     finally:
         pynvml.nvmlShutdown()
+    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(found: Sequence[tuple[str, str]], shown: str | None) -> tuple[Gpu, ...]:
+    """Of all (UUID, name) those that CUDA_VISIBLE_DEVICES shows, in its order: it names numbers or starts of UUIDs.
+
+    As in CUDA, the first entry that names no device ends the list.
+    """
+    if shown is None:
+        return tuple(Gpu(place, uuid, name) for place, (uuid, name) in enumerate(found))
+    chosen: list[Gpu] = []
+    for entry in (part.strip() for part in shown.split(",")):
+        fits = [one for place, one in enumerate(found) if entry and (entry == str(place) or one[0].startswith(entry))]
+        if len(fits) != 1:
+            break
+        chosen.append(Gpu(len(chosen), *fits[0]))
+    return tuple(chosen)
+
+
+def pin(gpu: Gpu) -> tuple[tuple[str, str], ...]:
+    """The environment in which a process sees this GPU alone; UUIDs do not move when a device is lost."""
+    return (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", gpu.uuid))
 
 
 def driver_version() -> str:

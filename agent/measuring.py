@@ -1,33 +1,22 @@
-"""What a session measures: a candidate, by its judge process; the model with what is kept, by a process of its own."""
+"""What a session asks to be measured: a candidate against the kernel that stands, the model with what is kept."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from agent import policy
-from agent.errors import OursError, OvernightError
-from agent.harness_client import HarnessDiedError, HarnessProcess
-from agent.journal import Journal, now_iso
+from agent.executors.base import Job
+from agent.journal import Journal
 from agent.places import SessionPlaces
 from agent.policy import best_disjoint
 from agent.ranking import gained
-from agent.records import (
-    Candidate,
-    Experiment,
-    RowStatus,
-)
+from agent.records import Candidate, Experiment, ExperimentState, RowStatus
 from agent.session import Session, read_options, still_valid
-from agent.verbs import JUDGE_TIMEOUT_S, Harness
+from agent.verbs import Harness
 from harness.records import (
     JudgeRequest,
     KeptKernel,
     ModelSpec,
     Target,
-    Verdict,
     VerifyReport,
     VerifyRequest,
 )
@@ -35,77 +24,36 @@ from harness.records import (
 QUICK_MODES = {"cpu": ("overnight", "eager", "compile"), "cuda": ("overnight", "eager", "compile", "reduce_overhead")}
 
 
-class Judge:
-    """The session's judge process: started with the first candidate, started once again when it dies."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._process: HarnessProcess | None = None
-
-    def __call__(self, number: int, candidate: Candidate) -> Verdict:
-        """The verdict; events go to the experiment's log. Raises StopRequestedError, MachineError, OursError."""
-        session = self._session
-        incumbent = session.incumbent(candidate.target)
-        tried = [one for one in session.experiments() if one.target == candidate.target and one.verdict]
-        request = JudgeRequest(
-            target=str(session.places.target_file(candidate.target)),
-            source=candidate.source,
-            incumbent=incumbent.source if incumbent else None,
-            device=session.options.device,
-            library_calls=session.options.library_calls,
-            trials=len(tried),
-        )
-        log = session.places.experiment(number) / "log.txt"
-        try:
-            return self._call(request, log)
-        except HarnessDiedError as error:
-            session.say(f"the judge is started again: {str(error).splitlines()[0]}")
-            self.close()
-            return self._call(request, log)
-
-    def _call(self, request: JudgeRequest, log: Path) -> Verdict:
-        self._process = self._process or self._session.harness.start("judge")
-        with log.open("a", buffering=1, encoding="utf-8") as file:
-
-            def write(name: str, body: Mapping[str, Any]) -> None:
-                file.write(f"{now_iso()} {name} {json.dumps(dict(body), ensure_ascii=False)}\n")
-                self._session.harness.on_event(name, body)
-
-            verdict = self._process.call("judge", request, Verdict, timeout_s=JUDGE_TIMEOUT_S, on_event=write)
-        if verdict.kernel_sha256 != hashlib.sha256(request.source.encode()).hexdigest():
-            raise OursError("The judge answered for another kernel than the one it was given.")
-        return verdict
-
-    def close(self) -> None:
-        """End the process, if there is one."""
-        if self._process:
-            self._process.close()
-            self._process = None
+def judge_job(session: Session, number: int, candidate: Candidate) -> Job:
+    """Ask for a verdict on a candidate against the kernel that stands on the branch now."""
+    incumbent = session.incumbent(candidate.target)
+    earlier = [one for one in session.experiments() if one.target == candidate.target and one.number != number]
+    request = JudgeRequest(
+        target=str(session.places.target_file(candidate.target)),
+        source=candidate.source,
+        incumbent=incumbent.source if incumbent else None,
+        device=session.options.device,
+        library_calls=session.options.library_calls,
+        trials=len([one for one in earlier if one.verdict or one.state is ExperimentState.PROPOSED]),
+    )
+    return Job(number, request, session.places.experiment(number) / "log.txt")
 
 
-def measure_model(session: Session, one: Experiment) -> tuple[VerifyReport | None, str | None]:
-    """The model with everything kept and this one; and why it must go again, or None."""
+def measure_job(session: Session, one: Experiment) -> Job | None:
+    """Ask for the model with everything kept and this one; None when another choice of kernels is the better one."""
     kernels = kept_kernels(session.targets, [*session.experiments(), replace(one, status=RowStatus.KEEP)])
     if one.target not in kernels:
-        return None, "another choice of disjoint kernels saves more"
+        return None
     before = kept_kernels(session.targets, session.experiments())
     session.say(f"measuring the model with {len(kernels)} kept kernel{'s' * (len(kernels) > 1)}")
-    try:
-        report = verify(session, kernels, QUICK_MODES[session.options.device], before=before)
-    except OvernightError as error:
-        return None, f"the model could not be measured with it: {' '.join(str(error).split())}"
-    return report, policy.isolated_only(one.target, report)
+    modes = QUICK_MODES[session.options.device]
+    request = verify_request(session.options.model, session.places, kernels, modes, before=before)
+    return Job(one.number, request, session.places.experiment(one.number) / "log.txt")
 
 
-def verify(
-    session: Session,
-    kernels: dict[str, Candidate],
-    modes: tuple[str, ...],
-    *,
-    before: Mapping[str, Candidate] | None = None,
-) -> VerifyReport:
-    """Measure the whole model in a process of its own, and with the kernels of `before` where those are given."""
-    return session.harness.verify(verify_request(session.options.model, session.places, kernels, modes, before=before))
+def verify(session: Session, kernels: dict[str, Candidate], modes: tuple[str, ...]) -> VerifyReport:
+    """Measure the whole model in a process of its own, when nothing else is at work."""
+    return session.harness.verify(verify_request(session.options.model, session.places, kernels, modes))
 
 
 def kept_kernels(targets: Sequence[Target], experiments: Sequence[Experiment]) -> dict[str, Candidate]:

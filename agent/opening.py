@@ -2,15 +2,18 @@
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from agent import fingerprint as fingerprints
 from agent import repository, results
+from agent.devices import devices_of
 from agent.errors import InputError
 from agent.journal import Journal
 from agent.lock import SessionLock
 from agent.places import STATE_FOLDER, SessionPlaces
 from agent.proposers.base import Proposer
+from agent.records import ExperimentState
 from agent.session import Options, Session, Show, note_tip, read_options
 from agent.verbs import Harness
 from harness import wire
@@ -71,6 +74,7 @@ def open_session(
         stored = read_options(journal)
         options = change(stored)
         _check_fingerprint(journal, options, places, show.say, accept_change=accept_change)
+        devices = devices_of(options.devices, options.device)
         proposer = make_proposer(options)
         branch = repository.open_branch(places.root, places.name, places.worktree)
     except BaseException:
@@ -81,7 +85,8 @@ def open_session(
         journal.set_note("options", wire.to_json(options))
     if stale:
         show.say(stale)
-    return Session(places, options, journal, branch, lock, harness, proposer, show, places.read_profile())
+    placed = replace(harness, device=devices[0])  # profile and final verification: where the first judge works
+    return Session(places, options, journal, branch, lock, placed, proposer, show, devices, places.read_profile())
 
 
 def open_branch_of(session: Session) -> None:
@@ -96,7 +101,8 @@ def open_branch_of(session: Session) -> None:
             session.say(f"{' and '.join(switches)} are bypassed on {branch.branch}")
     branch.check_not_checked_out()
     experiments = journal.experiments()
-    repaired = branch.check_tip(journal.note("tip"), experiments[-1].number if experiments else 0)
+    open_ones = [one.number for one in experiments if one.state is not ExperimentState.RECORDED]
+    repaired = branch.check_tip(journal.note("tip"), open_ones)
     for line in [*repaired, *branch.open_worktree()]:
         session.say(line)
     note_tip(session)

@@ -41,12 +41,13 @@ def fingerprint(source: str) -> str:
 
 
 def duplicate_of(candidate: Candidate | None, experiments: Iterable[Experiment]) -> Experiment | None:
-    """An earlier experiment of the target that already settled this very kernel."""
+    """An earlier experiment of the target that already settled this very kernel, or is about to."""
     if candidate is None:
         return None
     mine = fingerprint(candidate.source)
     for one in experiments:
-        settled = one.verdict is not None and one.status not in {None, RowStatus.ENVIRONMENT, RowStatus.INTERRUPTED}
+        unsettled = {RowStatus.ENVIRONMENT, RowStatus.INTERRUPTED, RowStatus.INVALID_REPLY, RowStatus.DUPLICATE}
+        settled = one.status not in unsettled and (one.verdict is not None or one.status is None)
         if one.target == candidate.target and settled and one.candidate and fingerprint(one.candidate.source) == mine:
             return one
     return None

@@ -117,6 +117,12 @@ class Brief:
     incumbent_backend: str | None
     attempts: tuple[Attempt, ...]
     program: str  # program.md as it reads now
+    in_flight: tuple[Candidate, ...] = ()  # being judged now: not to be proposed again, nothing known of them yet
+
+    def played(self) -> set[str]:
+        """Tactics that were tried or are being tried; one that was cut off is judged again by itself."""
+        tried = {attempt.tactic for attempt in self.attempts if attempt.status is not RowStatus.INTERRUPTED}
+        return tried | {candidate.tactic for candidate in self.in_flight}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ tip, never something between. Does not protect against somebody who rewrites the
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -181,10 +181,10 @@ class SessionBranch:
         reverts = self._commits(f"^This reverts commit {found[0]}", "%b")
         return Fate(found[0], reverts[-1] if reverts else None)
 
-    def check_tip(self, expected: str | None, last_experiment: int) -> list[str]:
+    def check_tip(self, expected: str | None, open_experiments: Collection[int]) -> list[str]:
         """Refuse a branch that somebody moved; bring back one that was deleted. Returns what was repaired.
 
-        Beyond `expected` only the commits of the last experiment may stand: a kill came between commit and journal.
+        Beyond `expected` only commits of `open_experiments` may stand: a kill came between commit and journal.
         """
         tip = self.tip()
         if expected is None or tip == expected:
@@ -192,7 +192,7 @@ class SessionBranch:
         if tip is None:
             self._git("update-ref", f"refs/heads/{self.branch}", expected)
             return [f"branch {self.branch} was gone and is back at {expected[:12]}"]
-        ours = set(self._commits(f"^Experiment: {last_experiment}$"))
+        ours = {keep for number in open_experiments for keep in self._commits(f"^Experiment: {number}$")}
         reverts = {revert for keep in ours for revert in self._commits(f"^This reverts commit {keep}")}
         beyond = set(self._git("rev-list", f"{expected}..{tip}").split())
         if self._git("merge-base", expected, tip) == expected and beyond <= ours | reverts:

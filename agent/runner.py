@@ -33,7 +33,7 @@ Flags = dict[str, str | None]
 
 def check_settings(config: Config) -> None:
     """Refuse settings that ask for what is not built; raises InputError rather than passing over them in silence."""
-    wanted = {"executor: ray": config.executor == "ray", "devices": config.devices, "notify": config.notify}
+    wanted = {"executor: ray": config.executor == "ray", "notify": config.notify}
     for name, is_set in wanted.items():
         if is_set:
             raise InputError(f"overnight.yaml: {name} is not built yet: take it out to run without.")

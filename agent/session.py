@@ -9,6 +9,7 @@ from typing import Self
 
 from agent import results
 from agent.budget import Budget, Spent, exhausted
+from agent.devices import ANYWHERE, Device
 from agent.errors import InputError
 from agent.journal import Journal
 from agent.lock import SessionLock
@@ -46,6 +47,8 @@ class Options:
     library_calls: LibraryPolicy = LibraryPolicy.ALLOW
     budget: Budget = field(default_factory=Budget)
     command: Command = field(default_factory=Command)
+    executor: str = "local"
+    devices: tuple[str, ...] = ()
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Session:
     harness: Harness
     proposer: Proposer
     show: Show
+    devices: tuple[Device, ...] = (ANYWHERE,)
     report: ProfileReport | None = None
     verified: VerifyReport | None = None  # the model with what is kept, as measured last by this process
     parked: set[str] = field(default_factory=set)
@@ -109,13 +113,16 @@ class Session:
         kept = [one for one in self.experiments() if one.target == target_id and one.status is RowStatus.KEEP]
         return kept[-1].candidate if kept else None
 
-    def interrupted(self) -> Experiment | None:
-        """The last experiment if it was cut off: its candidate is judged before anything new is proposed."""
-        for last in self.journal.experiments()[-1:]:
-            known = last in self.experiments() and last.target in {target.id for target in self.targets}
-            if known and last.status is RowStatus.INTERRUPTED and last.candidate:
-                return last
-        return None
+    def owed(self) -> list[Experiment]:
+        """Those that were cut off and not judged since: their candidates come before anything new is proposed."""
+        known = {target.id for target in self.targets}
+        recent = [one for one in self.experiments() if one.target in known and one.candidate]
+        return [
+            one
+            for place, one in enumerate(recent)
+            if one.status is RowStatus.INTERRUPTED
+            and not any(later.candidate == one.candidate for later in recent[place + 1 :])
+        ]
 
     def brief(self, target: Target) -> Brief:
         """What the proposer gets to know now; program.md is read anew each time, so that a user can steer."""
@@ -134,6 +141,11 @@ class Session:
                 if one.target == target.id and one.status is not None
             ),
             program=_text_of(self.places.root / "program.md"),
+            in_flight=tuple(
+                one.candidate
+                for one in self.experiments()
+                if one.target == target.id and one.status is None and one.candidate
+            ),
         )
 
     def store_source(self, number: int, proposal: Candidate | InvalidReply) -> Path:

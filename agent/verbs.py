@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.devices import ANYWHERE, Device
 from agent.errors import OursError
 from agent.harness_client import HARNESS_ENTRY, HarnessProcess, StopCheck
 from harness.records import (
@@ -35,10 +36,13 @@ class Harness:
     stop: StopCheck
     on_event: EventSink
     entry: Path = HARNESS_ENTRY
+    judge_timeout_s: float = JUDGE_TIMEOUT_S
+    device: Device = ANYWHERE  # where it works unless told otherwise
 
-    def start(self, role: str) -> HarnessProcess:
-        """A fresh process of that role."""
-        return HarnessProcess(role, self.log, workspace=self.workspace, stop=self.stop, entry=self.entry)
+    def start(self, role: str, device: Device | None = None) -> HarnessProcess:
+        """A fresh process of that role, pinned to a device."""
+        place = self.device if device is None else device
+        return HarnessProcess(role, self.log, workspace=self.workspace, stop=self.stop, entry=self.entry, device=place)
 
     def profile(self, model: ModelSpec, folder: Path) -> ProfileReport:
         """Profile in a process of its own; targets are written below `folder`."""

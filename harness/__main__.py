@@ -13,6 +13,8 @@ def main() -> int:
     """Set the path, then hand over to `harness.server`."""
     boot = json.loads(os.environ.pop("OVERNIGHT_BOOT"))
     sys.path[:] = boot["path"]
+    if boot.get("cores"):  # before torch counts them
+        os.sched_setaffinity(0, boot["cores"])
     from harness import server
 
     return server.serve(sys.argv[1], request_fd=boot["request_fd"], reply_fd=boot["reply_fd"])

@@ -75,8 +75,8 @@ def pause_after(moment: str) -> None:
     keep, take_out = repository.SessionBranch.keep, repository.SessionBranch.take_out
     last_kept = []
 
-    def slow_advance(self, number, before, after, values):
-        advance(self, number, before, after, values)
+    def slow_advance(self, number, before, after, values, notes=None):
+        advance(self, number, before, after, values, notes)
         wait(after, number)
 
     def slow_propose(self, *positional, **named):

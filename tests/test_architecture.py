@@ -10,10 +10,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH_FREE_HARNESS = {"records", "errors", "wire", "rpc"}
 AGENT_LAYERS = (
     {"errors", "records", "stopping", "machine"},
-    {"budget", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"} | {"visible"},
+    {"budget", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"}
+    | {"visible", "devices"},
     {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"}
+    | {"lease", "executors"}
     | {"user_branch", "steering", "gpu", "disk", "wakefulness", "unit", "notify"},
-    {"session", "opening", "measuring", "experiment", "loop", "runner", "report"}
+    {"session", "opening", "measuring", "experiment", "settling", "seating", "loop", "runner", "report"}
     | {"live_settings", "preflight", "machine_watch", "package", "dataset", "morning", "dashboard"},
     {"cli_handover", "cli_steering", "cli_morning"}
     | {"cli_options", "cli_measure", "cli_session", "cli_read", "cli", "__main__"},

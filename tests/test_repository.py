@@ -234,21 +234,21 @@ def test_a_deleted_worktree_and_a_stale_lock_in_ours_are_repaired_and_said(branc
 
 def test_a_branch_moved_by_hand_is_refused_and_a_deleted_one_brought_back(branch, workspace, tmp_path):
     kept = branch.keep(PATH, judged(tmp_path, b"x\n"), message())
-    assert branch.check_tip(kept, 1) == []
+    assert branch.check_tip(kept, [1]) == []
     git(workspace, "update-ref", "refs/heads/overnight/night", "main")
     with pytest.raises(InputError, match="was moved"):
-        branch.check_tip(kept, 1)
+        branch.check_tip(kept, [1])
     git(workspace, "update-ref", "-d", "refs/heads/overnight/night")
-    assert "is back" in branch.check_tip(kept, 1)[0]
+    assert "is back" in branch.check_tip(kept, [1])[0]
     assert branch.tip() == kept
 
 
 def test_a_commit_of_somebody_else_on_our_branch_is_not_taken_for_ours(branch, workspace, tmp_path):
     kept = branch.keep(PATH, judged(tmp_path, b"x\n"), message(1))
     branch.keep(PATH, judged(tmp_path, b"y\n"), message(2))
-    assert branch.check_tip(kept, 2) == []  # a kill between the commit and the journal
+    assert branch.check_tip(kept, [2]) == []  # a kill between the commit and the journal
     with pytest.raises(InputError, match="was moved"):
-        branch.check_tip(kept, 3)
+        branch.check_tip(kept, [3])
 
 
 def test_our_branch_checked_out_by_the_user_is_refused(branch, workspace, tmp_path):

@@ -62,6 +62,7 @@ class Replay:
     def propose(self, brief: Brief) -> Proposal:
         """The first recording for the target that is not among its attempts."""
         played = {attempt.tactic or attempt.description.partition(":")[0] for attempt in brief.attempts}
+        played |= {candidate.tactic for candidate in brief.in_flight}
         for recording in self._recordings:
             if recording.is_for(brief.target.id) and recording.file not in played:
                 return _proposal(recording, brief.target.id)

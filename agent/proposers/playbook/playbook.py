@@ -39,7 +39,7 @@ class Playbook:
 
     def propose(self, brief: Brief) -> Candidate | NothingLeft:
         """The next untried idea for the target, or why there is none."""
-        tried = {attempt.tactic for attempt in brief.attempts if attempt.status is not RowStatus.INTERRUPTED}
+        tried = brief.played()
         reasons: list[str] = []
         for idea in structures(brief, self.kernels_root or kernels_folder(), reasons):
             if idea.tactic not in tried:
@@ -103,7 +103,8 @@ def second_chance(brief: Brief) -> Candidate | None:
     """A candidate that the machine, not the judge, turned down is tried once more when all else was tried."""
     for attempt in brief.attempts:
         same = [other for other in brief.attempts if other.tactic == attempt.tactic]
-        if len(same) == 1 and attempt.status is RowStatus.ENVIRONMENT:
+        again = any(candidate.tactic == attempt.tactic for candidate in brief.in_flight)
+        if len(same) == 1 and attempt.status is RowStatus.ENVIRONMENT and not again:
             words = (attempt.description, "the machine was unwell the first time")
             return _candidate(brief, Idea(attempt.tactic, attempt.backend, attempt.source, *words))
     return None

@@ -1,0 +1,139 @@
+"""What follows from an answer of the bench: a row, or for a winner a commit, the model measured, kept or taken out.
+
+Winners prove themselves one at a time, each on top of the one before. One that beat a kernel which was itself beaten
+meanwhile (several devices) is judged again against the new one before it may stand.
+"""
+
+import hashlib
+
+from agent import policy
+from agent.errors import InputError
+from agent.executors.base import Done
+from agent.executors.bench import Bench
+from agent.experiment import close, finish, kernel_path, withdraw
+from agent.journal import Decision
+from agent.measuring import judge_job, measure_job
+from agent.records import Candidate, Experiment, ExperimentState, RowStatus
+from agent.repository import KeepMessage
+from agent.session import Session
+from harness.records import JudgeRequest, Status, Verdict, VerifyReport
+
+UNJUDGEABLE = "unjudgeable"
+
+
+def settle(session: Session, bench: Bench, done: Done) -> int:
+    """Take an answer, a verdict or the measured model; then let the next winner, if one waits, prove itself.
+
+    Returns the number of the experiment that the answer was about.
+    """
+    one = session.journal.experiment(done.job.number)
+    if one is not None and one.candidate is not None:
+        take = _take_model if done.job.measures else _take_verdict
+        take(session, one, one.candidate, done)
+    prove_next(session, bench)
+    return done.job.number
+
+
+def is_winner(one: Experiment) -> bool:
+    """Whether it won in isolation and has still to prove itself in the model."""
+    return one.state is ExperimentState.JUDGED and one.verdict is not None and one.verdict.status is Status.KEEP
+
+
+def _take_verdict(session: Session, one: Experiment, candidate: Candidate, done: Done) -> None:
+    """Store the verdict; what the machine or we got wrong is a row `environment`, not a crash."""
+    if isinstance(done.error, InputError):
+        raise done.error
+    if not isinstance(done.answer, Verdict):
+        close(session, one.number, candidate, Decision(RowStatus.ENVIRONMENT, " ".join(str(done.error).split())))
+        return
+    if done.answer.guard == UNJUDGEABLE:
+        withdraw(session, one.number, candidate, done.answer.detail)
+        return
+    won = done.answer.status is Status.KEEP
+    session.journal.judged(
+        one.number, done.answer, judge_s=done.seconds, against=_beaten(done.job.request) if won else ""
+    )
+    session.store_verdict(session.journal.experiment(one.number))
+    if not won:
+        finish(session, one.number)
+
+
+def prove_next(session: Session, bench: Bench) -> None:
+    """Start measuring the model with the first waiting winner, unless one is being measured."""
+    winners = [one for one in session.journal.experiments() if is_winner(one)]
+    while winners and not bench.measuring:
+        one = winners.pop(0)
+        assert one.candidate is not None
+        if _outdated(session, one):
+            session.say(f"experiment {one.number} beat a kernel that was beaten meanwhile: it is judged again")
+            session.journal.reopen(one.number)
+            bench.submit(judge_job(session, one.number, one.candidate))
+        else:
+            _prove(session, bench, one, one.candidate)
+
+
+def _prove(session: Session, bench: Bench, one: Experiment, candidate: Candidate) -> None:
+    """Commit a winner and have the model measured with it; the commit is found again after a kill."""
+    fate = session.branch.fate(one.number)
+    if fate and fate.taken_out:
+        close(session, one.number, candidate, Decision(RowStatus.DISCARD, fate.taken_out))
+        return
+    commit = fate.commit if fate else _commit(session, one, candidate)
+    job = measure_job(session, one)
+    if job:
+        bench.submit(job)
+    else:
+        _take_out(session, one, candidate, commit, "another choice of disjoint kernels saves more")
+
+
+def _take_model(session: Session, one: Experiment, candidate: Candidate, done: Done) -> None:
+    """Keep a winner, or take it out again when the model is not better off with it."""
+    fate = session.branch.fate(one.number)
+    assert fate is not None
+    report = done.answer
+    if not isinstance(report, VerifyReport):
+        words = " ".join(str(done.error).split())
+        _take_out(session, one, candidate, fate.commit, f"the model could not be measured with it: {words}")
+    elif reason := policy.isolated_only(one.target, report):
+        _take_out(session, one, candidate, fate.commit, reason)
+    else:
+        session.verified = report
+        kept = Decision(RowStatus.KEEP, "", fate.commit, policy.model_ms(report), report.model_speedup)
+        close(session, one.number, candidate, kept)
+
+
+def _take_out(session: Session, one: Experiment, candidate: Candidate, commit: str, reason: str) -> None:
+    detail = f"{policy.ISOLATED_ONLY}: {reason}"
+    session.branch.take_out(kernel_path(candidate), commit, detail)
+    close(session, one.number, candidate, Decision(RowStatus.DISCARD, detail))
+
+
+def _commit(session: Session, one: Experiment, candidate: Candidate) -> str:
+    assert one.verdict is not None
+    assert one.verdict.timing is not None
+    message = KeepMessage(
+        experiment=one.number,
+        target=candidate.target,
+        speedup=one.verdict.timing.speedup_vs_best,
+        description=candidate.description,
+        verdict_sha256=session.store_verdict(one),
+    )
+    judged = session.store_source(one.number, candidate)
+    return session.branch.keep(kernel_path(candidate), judged, message)
+
+
+def _outdated(session: Session, one: Experiment) -> bool:
+    """Whether another kernel stands now than the one that this winner was measured against."""
+    against = session.journal.against(one.number)
+    incumbent = session.incumbent(one.target)
+    return bool(against) and against != _mark(incumbent.source if incumbent else None)
+
+
+def _beaten(request: object) -> str:
+    assert isinstance(request, JudgeRequest)
+    return _mark(request.incumbent)
+
+
+def _mark(source: str | None) -> str:
+    """A kernel's name in the journal: a digest of its text; PyTorch's own has none."""
+    return hashlib.sha256(source.encode()).hexdigest() if source is not None else "pytorch"
