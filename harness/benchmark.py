@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median
 
 import torch
@@ -227,9 +228,17 @@ class _Races:
 
 
 def run_benchmark(
-    workshop: Workshop, oracle: Oracle, baselines: Baselines, request: JudgeRequest, dtypes: Sequence[str] | None
+    workshop: Workshop,
+    oracle: Oracle,
+    baselines: Baselines,
+    request: JudgeRequest,
+    dtypes: Sequence[str] | None,
+    seed: Path | None = None,
 ) -> Outcome:
-    """Race the candidate in fresh processes at every case; raises Refusal where an output or a clock is wrong."""
+    """Race the candidate in fresh processes at every case; raises Refusal where an output or a clock is wrong.
+
+    `seed` holds what earlier workers of the candidate compiled.
+    """
     cases = [case for case in baselines.cases if dtypes is None or case.case.dtype in dtypes] or baselines.cases
     for baseline in cases:
         baselines.refresh_noise(baseline)
@@ -241,7 +250,7 @@ def run_benchmark(
     wanted, process = PROCESS_PAIRS, 0
     while process < wanted:
         with candidate_failures("in the timed runs"):
-            lane = Lane(workshop, oracle, racer, lane_bytes(oracle, workshop.device))
+            lane = Lane(workshop, oracle, racer, lane_bytes(oracle, workshop.device), seed)
         try:
             hopeless = _race_process(baselines, cases, lane, races, request.min_gain)
             process += 1
@@ -275,8 +284,8 @@ def _race_process(
             lane.take(baseline.case, baseline.sets)
             pairs.append(race(incumbent, lane, QUADS[device], examined=True))
     needed = bar(min_gain, max(baseline.noise for baseline in cases))
-    together = fmean(pairs[-1].centre for pairs in races.pairs)
-    return math.exp(together) * headroom < needed
+    centres = [pairs[-1].centre for pairs in races.pairs]
+    return math.exp(fmean(centres)) * headroom < needed or math.exp(min(centres)) * headroom < 1
 
 
 def _jump(races: _Races) -> float:

@@ -8,6 +8,7 @@ exception or a verdict that blames the environment.
 import hashlib
 import importlib
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,21 +189,27 @@ class _Trial:
             if room.calibration.unjudgeable is not None:
                 said = f"{self.target.name} cannot be judged: {room.calibration.unjudgeable}"
                 raise Refusal(Status.ENVIRONMENT, said, "unjudgeable", Blame.OURS)
-        exam = Exam(workshop, room.oracle, self.request.source, kernel, room.nbytes)
-        examinee = Examinee(workshop, room.oracle, self.request.source, room.nbytes)
+        seed = workshop.seed_folder()
+        try:
+            self.examine(Exam(workshop, room.oracle, self.request.source, kernel, room.nbytes, seed), progress)
+            if not self.request.bench:
+                return None
+            with progress.stage(StageName.BENCHMARK) as notes:
+                baselines = self.baselines(workshop, room)
+                outcome = run_benchmark(workshop, room.oracle, baselines, self.request, kernel.dtypes, seed)
+                self.timing = outcome.timing
+                notes.append(outcome.detail)
+            return outcome
+        finally:
+            shutil.rmtree(seed, ignore_errors=True)
+
+    def examine(self, exam: Exam, progress: Progress) -> None:
+        examinee = Examinee(exam.workshop, exam.oracle, exam.source, exam.nbytes)
         try:
             self.layers = examinee.worker.layers
             run_stages(exam, examinee, progress)
         finally:
             examinee.close()
-        if not self.request.bench:
-            return None
-        with progress.stage(StageName.BENCHMARK) as notes:
-            baselines = self.baselines(workshop, room)
-            outcome = run_benchmark(workshop, room.oracle, baselines, self.request, kernel.dtypes)
-            self.timing = outcome.timing
-            notes.append(outcome.detail)
-        return outcome
 
     def read(self) -> KernelFile:
         """Static checks; raises Refusal."""

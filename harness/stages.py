@@ -7,9 +7,12 @@ not checked here: speed, and what happens between timed calls (harness/benchmark
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -42,6 +45,8 @@ COMPILE_TIMEOUT_S = 240.0
 DETERMINISM_CALLS = 3
 CALLS_IN_A_ROW = 4
 ARENA_SLACK = 1 << 26
+BESIDE_BYTES = 1 << 33
+"""A second arena beside the first one, up to this size."""
 
 FIVE_STAGES = (StageName.SMOKE, StageName.SHAPES, StageName.STABILITY, StageName.DETERMINISM, StageName.EDGE)
 
@@ -112,12 +117,22 @@ class Examinee:
     """One candidate in one fresh worker with an arena of its own; closes both."""
 
     def __init__(
-        self, workshop: Workshop, oracle: Oracle, source: str, nbytes: int, execution: Execution = Execution.PLAIN
+        self,
+        workshop: Workshop,
+        oracle: Oracle,
+        source: str,
+        nbytes: int,
+        execution: Execution = Execution.PLAIN,
+        *,
+        seed: Path | None = None,
+        gate: AbstractContextManager[object] | None = None,
     ) -> None:
+        """`gate` is held whenever the judge computes: of two examinees at work, one at a time may use the oracle."""
         self.problem: Problem = oracle.problem
+        self.gate = gate or nullcontext()
         self.arena = Arena(workshop.device, nbytes)
         try:
-            self.worker: Worker = workshop.open(source, self.arena, execution=execution)
+            self.worker: Worker = workshop.open(source, self.arena, execution=execution, seed=seed)
         except BaseException:
             self.arena.close()
             raise
@@ -133,22 +148,21 @@ class Examinee:
 
     def answer(self, question: Question) -> Leaves:
         """The candidate's outputs for a question, as views of the arena that live until the next call."""
-        self.arena.reset()
-        placed = [self.arena.place(value) for value in question.inputs]
-        before = [self.arena.digest(slot) for slot in placed]
-        slots = self.reserve(question.expected)
-        self.arena.poison_margins()
-        margins = self.arena.margins_digest()
+        with self.gate:
+            self.arena.reset()
+            placed = [self.arena.place(value) for value in question.inputs]
+            before = [self.arena.digest(slot) for slot in placed]
+            slots = self.reserve(question.expected)
+            self.arena.poison_margins()
+            margins = self.arena.margins_digest()
         settle(self._device)
         keywords, positional = constants_of(self.problem, question.case)
         limit = (CALL_TIMEOUT_S if self._called else FIRST_CALL_TIMEOUT_S)[self._device]
         with candidate_failures(f"on {question.case.name}"):
             report = self.worker.call(placed, keywords, slots, limit, positional=positional)
         self._called = True
-        if [self.arena.digest(slot) for slot in placed] != before:
-            raise Refusal(Status.CHEAT, f"changed its inputs on {question.case.name}", "input_mutated")
-        if self.arena.margins_digest() != margins:
-            raise Refusal(Status.CHEAT, f"wrote beside its tensors on {question.case.name}", "out_of_bounds")
+        with self.gate:
+            self._untouched(question, placed, before, margins)
         if report.hooked:
             said = f"left a trace, a profile hook or a torch mode switched on after {question.case.name}"
             raise Refusal(Status.CHEAT, said, "hook_left_on")
@@ -158,6 +172,13 @@ class Examinee:
         check_report(report, question, exact_strides=self.problem.exact_strides)
         return tuple(self.arena.tensor(slot) for slot in slots)
 
+    def _untouched(self, question: Question, placed: Sequence[Slot], before: Sequence[object], margins: object) -> None:
+        """Nothing but the outputs may have been written."""
+        if [self.arena.digest(slot) for slot in placed] != before:
+            raise Refusal(Status.CHEAT, f"changed its inputs on {question.case.name}", "input_mutated")
+        if self.arena.margins_digest() != margins:
+            raise Refusal(Status.CHEAT, f"wrote beside its tensors on {question.case.name}", "out_of_bounds")
+
     def reserve(self, expected: Sequence[Expected]) -> list[Slot]:
         """Poisoned room for every output."""
         return [self.arena.reserve(leaf.original.shape, leaf.original.dtype) for leaf in expected]
@@ -165,7 +186,8 @@ class Examinee:
     def check(self, question: Question) -> Leaves:
         """Answer and compare; raises Refusal when any leaf is wrong."""
         outputs = self.answer(question)
-        verify(outputs, question)
+        with self.gate:
+            verify(outputs, question)
         return outputs
 
     def close(self) -> None:
@@ -273,6 +295,7 @@ class Exam:
     source: str
     kernel: KernelFile
     nbytes: int
+    seed: Path | None = None  # where what the candidate compiles is kept for its later processes
 
     def cases(self, stage: StageName) -> tuple[Case, ...]:
         """The cases of a stage in the dtypes that the file declares."""
@@ -293,13 +316,36 @@ def run_stages(exam: Exam, examinee: Examinee, progress: Progress) -> None:
         examinee.load()
         for case in exam.cases(StageName.SMOKE) or exam.cases(StageName.SHAPES)[:1]:
             examinee.check(exam.oracle.ask(case))
-    for stage in (StageName.SHAPES, StageName.STABILITY):
-        with progress.stage(stage) as notes:
-            notes.append(_all(exam, examinee, stage))
-    with progress.stage(StageName.DETERMINISM) as notes:
-        notes.append(_determinism(exam, examinee))
-    with progress.stage(StageName.EDGE) as notes:
-        notes.append(_all(exam, examinee, StageName.EDGE))
+    with _edge(exam, examinee) as edge:
+        for stage in (StageName.SHAPES, StageName.STABILITY):
+            with progress.stage(stage) as notes:
+                notes.append(_all(exam, examinee, stage))
+        with progress.stage(StageName.DETERMINISM) as notes:
+            notes.append(_determinism(exam, examinee))
+        with progress.stage(StageName.EDGE) as notes:
+            notes.append(edge())
+
+
+@contextmanager
+def _edge(exam: Exam, examinee: Examinee) -> Iterator[Callable[[], str]]:
+    """The edge stage, on a GPU in a process of its own beside the others: most of its time is compilation."""
+    if exam.workshop.device != "cuda" or exam.nbytes > BESIDE_BYTES:
+        yield lambda: _all(exam, examinee, StageName.EDGE)
+        return
+    other = Examinee(exam.workshop, exam.oracle, exam.source, exam.nbytes, gate=Lock())
+    examinee.gate, before = other.gate, examinee.gate
+    with ThreadPoolExecutor(1, "edge") as beside:
+        running = beside.submit(_edge_alone, exam, other)
+        try:
+            yield running.result
+        finally:
+            other.close()
+            examinee.gate = before
+
+
+def _edge_alone(exam: Exam, examinee: Examinee) -> str:
+    examinee.load()
+    return _all(exam, examinee, StageName.EDGE)
 
 
 def _all(exam: Exam, examinee: Examinee, stage: StageName) -> str:
@@ -311,7 +357,8 @@ def _all(exam: Exam, examinee: Examinee, stage: StageName) -> str:
     fallen: list[str] = []
     for case in (*known, *secret):
         try:
-            question = exam.oracle.ask(case)
+            with examinee.gate:
+                question = exam.oracle.ask(case)
         except ReferenceRefusal as refusal:
             if stage is not StageName.EDGE and case not in secret:
                 raise
@@ -327,16 +374,22 @@ def _all(exam: Exam, examinee: Examinee, stage: StageName) -> str:
 def _determinism(exam: Exam, examinee: Examinee) -> str:
     """Bitwise the same over runs, addresses and processes; with ERROR_BOUND only where integers make sums exact."""
     cases = exam.cases(StageName.DETERMINISM) or exam.cases(StageName.SHAPES)[:1]
-    other_state = exam.oracle.ask((exam.cases(StageName.SMOKE) or cases)[0])
+    with examinee.gate:
+        other_state = exam.oracle.ask((exam.cases(StageName.SMOKE) or cases)[0])
     kept: list[tuple[Question, Leaves]] = []
     for case in cases:
-        question = exam.oracle.ask(case)
+        with examinee.gate:
+            question = exam.oracle.ask(case)
         first = tuple(leaf.clone() for leaf in examinee.check(question))
         for _ in range(DETERMINISM_CALLS - 1):
             _repeat(exam, examinee, question, first, "in the same process")
             examinee.check(other_state)
-        for twin in _twins(exam.oracle, question):
-            verify(examinee.answer(twin), twin, "stale_output", Status.CHEAT)
+        with examinee.gate:
+            twins = list(_twins(exam.oracle, question))
+        for twin in twins:
+            outputs = examinee.answer(twin)
+            with examinee.gate:
+                verify(outputs, twin, "stale_output", Status.CHEAT)
         kept.append((question, first))
     _outputs_stay_valid(exam, examinee, cases[-1])
     if 2 * len(examinee.kept) > examinee.answers:  # once in a while a thread of the kernel's is slow to let go
@@ -344,7 +397,10 @@ def _determinism(exam: Exam, examinee: Examinee) -> str:
             f"holds on to the memory of its output after the call on {examinee.kept[0]}: it may change or be used again"
         )
         raise Refusal(Status.CHEAT, said, "kept_output")
-    second = Examinee(exam.workshop, exam.oracle, exam.source, exam.nbytes)
+    if exam.seed is not None:
+        with candidate_failures("between its calls"):
+            examinee.worker.harvest(exam.seed)
+    second = Examinee(exam.workshop, exam.oracle, exam.source, exam.nbytes, seed=exam.seed, gate=examinee.gate)
     try:
         second.load()
         for question, first in kept:
@@ -400,7 +456,8 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
 
     Each output must also survive the calls after it (a few static buffers for all calls do not).
     """
-    questions = [exam.oracle.ask(case) for _ in range(CALLS_IN_A_ROW)]
+    with examinee.gate:
+        questions = [exam.oracle.ask(case) for _ in range(CALLS_IN_A_ROW)]
     arena, device = examinee.arena, exam.workshop.device
     arena.reset()
     keywords, positional = constants_of(exam.oracle.problem, case)
@@ -423,7 +480,8 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
         with candidate_failures("when its output was read later"):
             report = examinee.worker.collect(index, outputs)
         check_report(report, question, exact_strides=exam.oracle.problem.exact_strides)
-        verify(tuple(arena.tensor(slot) for slot in outputs), question, "static_output", Status.CHEAT)
+        with examinee.gate:
+            verify(tuple(arena.tensor(slot) for slot in outputs), question, "static_output", Status.CHEAT)
 
 
 def copy_into(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -38,8 +38,10 @@ from harness.answers import (
 )
 from harness.arena import Arena, Slot
 from harness.errors import MachineError
+from harness.harvest import harvest, open_below
 from harness.records import Scalar
 from harness.worker import frames
+from harness.worker.sandbox import PRIVATE_SCRATCH
 
 KILL_GRACE_S = 10.0
 
@@ -189,6 +191,29 @@ class Worker:
         if body.get("obeyed") != word.decode():
             self._ended = self._ended or body
             raise self._post_mortem()
+
+    def harvest(self, folder: Path) -> None:
+        """Copy what the worker's compilers left in its scratch folder, for later workers of the same source.
+
+        The worker stands still meanwhile. Regular files alone are taken, and no link is followed: what lies there is
+        the candidate's. Raises WorkerDied when the worker is gone.
+        """
+        self.pause()
+        try:
+            scratch = self._scratch_now()
+            if scratch is not None:
+                harvest(scratch, folder)
+        finally:
+            self.resume()
+
+    def _scratch_now(self) -> int | None:
+        """An open folder: the scratch as the worker sees it, None when it cannot be seen from here."""
+        if "private root" not in self.layers:
+            return open_below(str(self._scratch.parent), (self._scratch.name,))
+        members = psutil.Process(self._guard).children() if psutil.pid_exists(self._guard) else []
+        if not members:
+            return None
+        return open_below(f"/proc/{members[0].pid}/root", PRIVATE_SCRATCH.strip("/").split("/"))
 
     def close(self) -> None:
         """Kill the whole tree and wait until it is gone."""

@@ -126,16 +126,18 @@ class Workshop:
         entry: str = "kernel_fn",
         execution: Execution = Execution.PLAIN,
         trusted: bool = False,
+        seed: Path | None = None,
     ) -> "Worker":
         """Fork a worker and map the arena into it; nothing of `source` is imported before `Worker.load`.
 
+        `seed` holds what `Worker.harvest` took from an earlier worker of the same source: it need not compile again.
         A trusted worker (eager, compiled, incumbent) is the same but its compiler caches last. Only a reference of
         ours may be opened trusted with COMPILE.
         Raises MachineError when no worker can be started.
         """
-        worker = None if trusted or execution is Execution.COMPILE else self._take_spare()
+        worker = None if trusted or seed or execution is Execution.COMPILE else self._take_spare()
         if worker is None:
-            worker = self._fork(execution, _lasting_cache(source, execution) if trusted else None)
+            worker = self._fork(execution, _lasting_cache(source, execution) if trusted else None, seed)
         try:
             worker.attach(arena)
         except BaseException:
@@ -216,7 +218,11 @@ class Workshop:
             return (self._folder / "warm.log").read_text(errors="replace")[-2000:]
         return "(no log)"
 
-    def _fork(self, execution: Execution, cache: str | None) -> "Worker":
+    def seed_folder(self) -> Path:
+        """A new folder for what one candidate compiles; whoever asks for it removes it."""
+        return Path(tempfile.mkdtemp(prefix="seed-", dir=self._folder))
+
+    def _fork(self, execution: Execution, cache: str | None, seed: Path | None = None) -> "Worker":
         with self._lock:
             for attempt in range(2):
                 if self._channel is None or self._warm is None or self._warm.poll() is not None:
@@ -224,13 +230,13 @@ class Workshop:
                         self._channel.close()
                     self._start()
                 try:
-                    return self._fork_once(execution, cache)
+                    return self._fork_once(execution, cache, seed)
                 except BrokenPipeError as error:
                     if attempt:
                         raise MachineError(f"the warm parent keeps dying: {self._warm_log()}") from error
         raise AssertionError("unreachable")
 
-    def _fork_once(self, execution: Execution, cache: str | None) -> "Worker":
+    def _fork_once(self, execution: Execution, cache: str | None, seed: Path | None) -> "Worker":
         assert self._channel is not None
         self._count += 1
         scratch = self._folder / f"{self._count}-{secrets.token_hex(4)}"
@@ -240,6 +246,7 @@ class Workshop:
             "device": self.device,
             "scratch": str(scratch),
             "cache": cache,
+            "seed": str(seed) if seed else None,
             "threads": self._threads,
             "sandbox": self._sandbox,
             "without": self._without,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness.arena import Arena
+from harness.harvest import MOST_BYTES, MOST_FILES, harvest, open_below
 from harness.workshop import (
     Execution,
     KernelRaised,
@@ -443,3 +444,59 @@ def test_closing_a_workshop_ends_its_processes_and_removes_its_folder(arena):
 def leftovers() -> list[psutil.Process]:
     """Processes that came from a worker and are still there."""
     return [process for process in psutil.Process().children(recursive=True) if "overnight" in process.name()]
+
+
+LEAVES_TRACES = """
+import os, pathlib
+def kernel_fn(x):
+    triton = pathlib.Path(os.environ["TRITON_CACHE_DIR"])
+    found = sorted(str(p.relative_to(triton)) for p in triton.rglob("*"))
+    print("found", found, flush=True)
+    if not found:
+        (triton / "abc").mkdir()
+        (triton / "abc" / "code.cubin").write_bytes(b"compiled")
+        (triton / "abc" / "program").write_bytes(b"#!")
+        (triton / "abc" / "program").chmod(0o755)
+        (triton / "link").symlink_to("/etc/passwd")
+        (triton / "folder").symlink_to("/etc")
+        os.mkfifo(triton / "pipe")
+        tmp = pathlib.Path(os.environ["TMPDIR"])
+        tmp.rmdir()
+        tmp.symlink_to("/etc")
+    return x + 1
+"""
+
+
+def test_what_a_worker_compiled_is_there_for_the_next_one_and_no_link_is_followed(shop, arena):
+    seed = shop.seed_folder()
+    arena.reset()
+    x = torch.zeros(4)
+    slots = [arena.place(x)], [arena.reserve(x.shape, x.dtype)]
+    with shop.open(LEAVES_TRACES, arena) as first:
+        first.load(60)
+        first.call(slots[0], {}, slots[1], 60)
+        first.harvest(seed)
+        first.call(slots[0], {}, slots[1], 60)
+    taken = sorted(str(path.relative_to(seed)) for path in seed.rglob("*") if not path.is_dir())
+    assert taken == ["triton/abc/code.cubin", "triton/abc/program"]
+    assert (seed / "triton/abc/program").stat().st_mode & 0o100
+    with shop.open(LEAVES_TRACES, arena, seed=seed) as second:
+        second.load(60)
+        second.call(slots[0], {}, slots[1], 60)
+        assert "found ['abc', 'abc/code.cubin', 'abc/program']" in second.log
+
+
+def test_what_is_harvested_has_a_limit(tmp_path):
+    scratch, into = tmp_path / "scratch", tmp_path / "into"
+    (scratch / "triton").mkdir(parents=True)
+    for number in range(MOST_FILES + 50):
+        (scratch / "triton" / str(number)).write_bytes(b"x")
+    with (scratch / "tmp_huge").open("wb") as huge:
+        huge.truncate(MOST_BYTES + 1)
+    (scratch / "tmp").mkdir()
+    (scratch / "tmp_huge").rename(scratch / "tmp" / "huge")
+    opened = open_below(str(tmp_path), ("scratch",))
+    assert opened is not None
+    harvest(opened, into)
+    assert not (into / "tmp" / "huge").exists()
+    assert sum(1 for path in into.rglob("*") if path.is_file()) <= MOST_FILES

@@ -58,6 +58,7 @@ class Place:
     """What of the file system a worker sees: `scratch` (and `cache`, for a trusted one) to write, `readable` to read.
 
     `hidden` lies below something readable and is covered all the same. `private` once the root is the worker's own.
+    What lies in `seed` is copied to scratch: compiled code of an earlier worker of the same candidate.
     """
 
     scratch: str
@@ -65,18 +66,22 @@ class Place:
     readable: tuple[str, ...]
     hidden: tuple[str, ...]
     private: bool = False
+    seed: str | None = None
 
     @classmethod
     def of(cls, request: dict[str, Any]) -> "Place":
         """Read it from a fork request."""
-        return cls(request["scratch"], request["cache"], tuple(request["readable"]), tuple(request["hidden"]))
+        readable, hidden = tuple(request["readable"]), tuple(request["hidden"])
+        return cls(request["scratch"], request["cache"], readable, hidden, seed=request["seed"])
 
     def inside(self) -> "Place":
         """The same place as seen from within its private root."""
-        return replace(self, scratch=PRIVATE_SCRATCH, cache=self.cache and PRIVATE_CACHE, private=True)
+        return replace(self, scratch=PRIVATE_SCRATCH, cache=self.cache and PRIVATE_CACHE, private=True, seed=None)
 
     def make(self) -> None:
-        """Create the folders below the scratch and cache folders."""
+        """Create the folders below the scratch and cache folders, what was compiled before in them."""
+        if self.seed:
+            shutil.copytree(self.seed, self.scratch, dirs_exist_ok=True)
         for base in (self.scratch, self.cache):
             for name in CACHES if base else ():
                 Path(str(base), name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -250,6 +255,8 @@ def _build_root(place: Place, scratch_bytes: int) -> None:
     Path(old).mkdir()
     _tmpfs(f"{root}/tmp", scratch_bytes, "1777")
     _tmpfs(f"{root}/dev/shm", scratch_bytes, "1777")
+    if place.seed:
+        shutil.copytree(place.seed, root + PRIVATE_SCRATCH)
     if place.cache:
         _bind(place.cache, root + PRIVATE_CACHE)
     calls.pivot_root(root, old)
