@@ -13,6 +13,7 @@ SETTINGS = """\
 # proposer: playbook
 # library_calls: allow      # or forbid: kernels must do the work themselves
 # budget: {hours: 8}
+# notify: ["ntfys://${NTFY_TOKEN}@ntfy.sh/my-topic", "command:./tell-me.sh"]   # Apprise, or JSON on standard input
 """
 
 

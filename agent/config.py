@@ -63,7 +63,7 @@ class Config(_Section):
     budget: BudgetConfig = BudgetConfig()
     llm: LlmConfig = LlmConfig()
     command: CommandConfig = CommandConfig()
-    notify: list[str] = []
+    notify: list[str] = Field(default=[], exclude=True, repr=False)  # may hold secrets: never dumped, never shown
 
 
 def load_config(root: Path, file: Path | None = None) -> Config:
@@ -78,7 +78,7 @@ def load_config(root: Path, file: Path | None = None) -> Config:
     except (IsADirectoryError, PermissionError) as error:
         raise InputError(f"{path} cannot be read as a file of settings: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path} is not readable YAML: {_yaml_words(error)}") from None  # its text may hold secrets
     if data is None:
         return Config()
     if not isinstance(data, dict):
@@ -87,6 +87,14 @@ def load_config(root: Path, file: Path | None = None) -> Config:
         return Config.model_validate(data)
     except ValidationError as error:
         raise InputError(f"{path}: {_explain(error)}") from error
+
+
+def _yaml_words(error: Exception) -> str:
+    """What is wrong and where, without the line itself."""
+    mark = getattr(error, "problem_mark", None)
+    place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    words = getattr(error, "problem", None) or getattr(error, "reason", None) or type(error).__name__
+    return f"{words}{place}."
 
 
 def _explain(error: ValidationError) -> str:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent import loop, measuring, opening
+from agent import loop, measuring, notify, opening
+from agent.announcing import announcing
 from agent.budget import Budget, amended
 from agent.config import Config
 from agent.errors import InputError, MachineError, OvernightError, StopRequestedError
@@ -32,11 +33,10 @@ Flags = dict[str, str | None]
 
 
 def check_settings(config: Config) -> None:
-    """Refuse settings that ask for what is not built; raises InputError rather than passing over them in silence."""
-    wanted = {"executor: ray": config.executor == "ray", "notify": config.notify}
-    for name, is_set in wanted.items():
-        if is_set:
-            raise InputError(f"overnight.yaml: {name} is not built yet: take it out to run without.")
+    """Refuse settings that ask for what cannot be done; raises InputError rather than passing over them in silence."""
+    if config.executor == "ray":
+        raise InputError("overnight.yaml: executor: ray is not built yet: take it out to run without.")
+    notify.check(config.notify)
 
 
 def check_compiler() -> None:
@@ -92,14 +92,17 @@ def run_session(
     stop.listen(detached=detached)
     harness = Harness(places.root, places.log, stop, show.event, harness_entry)
     try:
-        with opening.open_session(
-            places,
-            harness,
-            show,
-            lambda options: make_proposer(options, stop),
-            change=change,
-            accept_change=accept_change,
-        ) as opened:
+        with (
+            opening.open_session(
+                places,
+                harness,
+                show,
+                lambda options: make_proposer(options, stop),
+                change=change,
+                accept_change=accept_change,
+            ) as opened,
+            announcing(opened),
+        ):
             return _whole_night(opened)
     except MachineError as error:
         raise MachineError(
@@ -127,6 +130,7 @@ def _whole_night(opened: Session) -> int:
         _verify_at_end(opened)
     for line in morning(opened, outcome):
         opened.say(line)
+    opened.on_end(outcome.ending, outcome.reason)
     return 1 if outcome.ending is Ending.NOTHING else 0
 
 
@@ -166,6 +170,7 @@ def morning(opened: Session, outcome: Outcome) -> list[str]:
     name = opened.places.name
     lines = [f"{len(experiments)} experiments, {len(kept)} kept; every one is a line of {opened.places.results}"]
     if kept:
+        lines.append(f"the night as a page, a picture and text: overnight report {name}")
         lines.append(f"the kept kernels: git log overnight/{name}; measure the model again: overnight verify {name}")
     if outcome.ending is Ending.BUDGET:
         limit = opened.options.budget.experiments

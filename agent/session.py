@@ -67,6 +67,8 @@ class Session:
     report: ProfileReport | None = None
     verified: VerifyReport | None = None  # the model with what is kept, as measured last by this process
     parked: set[str] = field(default_factory=set)
+    on_keep: Callable[[Experiment], None] = lambda _experiment: None  # after each keep is recorded
+    on_end: Callable[[str, str], None] = lambda _ending, _reason: None  # when a run ends by itself or on request
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +174,8 @@ class Session:
         assert experiment is not None
         results.append(self.places.results, row(experiment, self.places.name, self.journal, self.report))
         self.journal.recorded(number)
+        if experiment.status is RowStatus.KEEP:
+            self.on_keep(experiment)
         return experiment
 
 
