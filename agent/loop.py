@@ -1,29 +1,20 @@
 """The night: propose, judge, keep or revert, record, and measure the model after each keep."""
 
-import time
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent import ranking
 from agent.errors import MachineError, StopRequestedError
 from agent.executors.bench import Bench
-from agent.experiment import begin, finish
+from agent.experiment import finish
 from agent.opening import open_branch_of
 from agent.places import write_whole
-from agent.proposers.base import Ordered
-from agent.records import Candidate, Experiment, ExperimentState, InvalidReply, NothingLeft, RowStatus
+from agent.proposing import hand_out
+from agent.records import ExperimentState, RowStatus
 from agent.seating import open_bench
 from agent.session import Session, forget_changed_targets
 from agent.settling import is_winner, prove_next, settle
+from agent.unwell import park_unwell, words_of
 from harness import wire
-from harness.records import Target
-
-ENVIRONMENT_STREAK = 3
-UNRELIABLE_STREAK = 6  # a busy machine may calm down: it gets more chances, and time
-TARGET_ENVIRONMENT_STREAK = 2
-UNRELIABLE_WAIT_S = 10.0
 
 
 class Ending(StrEnum):
@@ -54,18 +45,16 @@ def night(session: Session) -> Outcome:
 
 
 def rounds(session: Session, bench: Bench) -> Outcome:
-    """Every seat of the bench has a candidate while there are ideas and budget; each answer is settled as it comes."""
+    """The bench has work while there are ideas and budget; each answer is settled as it comes."""
     try:
         while True:
-            reason = session.stop_reason()
-            proposal = next_proposal(session) if reason is None and bench.room else None
-            if proposal is not None:
-                begin(session, bench, proposal)
-            elif bench.busy:
-                number = settle(session, bench, bench.wait())
-                park_unwell(session, number)
-            else:
+            reason = session.stop_reason(bench.thinking)
+            if reason is None and bench.room and hand_out(session, bench):
+                continue
+            if not bench.busy:
                 return ended(session, reason)
+            number = settle(session, bench, bench.wait())
+            park_unwell(session, number)
     except (StopRequestedError, MachineError):
         interrupt(session)
         raise
@@ -111,35 +100,6 @@ def interrupt(session: Session) -> None:
             finish(session, one.number, cut_off=True)
 
 
-def next_proposal(session: Session) -> Candidate | InvalidReply | None:
-    """What to judge next: a candidate that was cut off, else the proposer's idea for the best target."""
-    owed = session.owed()
-    if owed:
-        return owed[0].candidate
-    passed: set[str] = set()
-    while (target := choose_target(session, passed)) is not None:
-        brief = session.brief(target)
-        proposal = session.proposer.propose(brief)
-        if not isinstance(proposal, NothingLeft):
-            return proposal
-        passed.add(target.id)
-        if not brief.in_flight:  # what is being judged may give it new ideas
-            session.parked.add(target.id)
-            session.say(f"{target.id} is parked: {proposal.reason}")
-    return None
-
-
-def choose_target(session: Session, passed: AbstractSet[str] = frozenset()) -> Target | None:
-    """The ranking's choice, or that of a proposer with an order of its own (replay)."""
-    experiments, parked = session.experiments(), frozenset(session.parked | passed)
-    if isinstance(session.proposer, Ordered):
-        playable = [target for target in session.targets if target.id not in parked]
-        return session.proposer.next_target(playable, experiments)
-    seconds = session.journal.judge_seconds()
-    rested = ranking.next_target(session.targets, experiments, parked | ranking.resting(experiments), seconds)
-    return rested or ranking.next_target(session.targets, experiments, parked, seconds)
-
-
 def ended(session: Session, reason: str | None) -> Outcome:
     """How the night ended once nothing is left to wait for: a stop or a budget, or no idea for any target."""
     if reason is None:
@@ -149,46 +109,9 @@ def ended(session: Session, reason: str | None) -> Outcome:
 
 def _exhausted(session: Session) -> Outcome:
     experiments = session.journal.experiments()
-    if experiments and experiments[-1].status is RowStatus.ENVIRONMENT:
-        raise MachineError(f"No target is left that this machine can judge: {_words_of(experiments[-1])}")
+    last = experiments[-len(session.devices) :]
+    if last and all(one.status is RowStatus.ENVIRONMENT for one in last):
+        raise MachineError(f"No target is left that this machine can judge: {words_of(experiments[-1])}")
     if experiments:
         return Outcome(Ending.EXHAUSTED, "every target is at its bound, parked or out of ideas")
     return Outcome(Ending.NOTHING, "the profile shows no target that any kernel could improve")
-
-
-def park_unwell(session: Session, number: int) -> None:
-    """Environment failures of one target park it; a streak of them over several targets is the machine's: stop.
-
-    A machine too busy to measure on is given time between tries, and more of them.
-    """
-    experiments = [one for one in session.journal.experiments() if one.status is not None]
-    streak = ranking.environment_streak(experiments)
-    if number not in {one.number for one in streak}:
-        return
-    target = next(one.target for one in streak if one.number == number)
-    busy = all(ranking.is_unreliable(one) for one in streak)
-    mine = [one for one in experiments if one.target == target][-TARGET_ENVIRONMENT_STREAK:]
-    if len(mine) == TARGET_ENVIRONMENT_STREAK and _all_environment(mine) and not busy:
-        session.parked.add(target)
-        session.say(f"{target} is parked: {_words_of(mine[-1])}")
-    several = busy or len({one.target for one in streak}) > 1
-    if several and len(streak) >= (UNRELIABLE_STREAK if busy else ENVIRONMENT_STREAK):
-        reason = _words_of(streak[-1])
-        raise MachineError(f"{len(streak)} experiments in a row failed because of the machine: {reason}.")
-    if busy:
-        _wait(session, UNRELIABLE_WAIT_S * len(streak))
-
-
-def _wait(session: Session, seconds: float) -> None:
-    session.say(f"the machine is too busy to measure on: waiting {seconds:.0f} s")
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not session.harness.stop():
-        time.sleep(0.1)
-
-
-def _all_environment(experiments: Sequence[Experiment]) -> bool:
-    return all(one.status is RowStatus.ENVIRONMENT for one in experiments)
-
-
-def _words_of(one: Experiment) -> str:
-    return one.verdict.detail if one.verdict else one.detail

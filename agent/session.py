@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -98,11 +98,12 @@ class Session:
         """Those that still say something about the targets as they are now."""
         return still_valid(self.journal)
 
-    def stop_reason(self) -> str | None:
-        """Why no further experiment may start."""
+    def stop_reason(self, thinking: int = 0) -> str | None:
+        """Why no further experiment may start, while `thinking` more are being thought of."""
         if self.harness.stop():
             return "stopped on request"
-        return exhausted(self.options.budget, self.spent())
+        spent = self.spent()
+        return exhausted(self.options.budget, replace(spent, experiments=spent.experiments + thinking))
 
     def spent(self) -> Spent:
         """What counts against the budget."""

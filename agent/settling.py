@@ -8,12 +8,13 @@ import hashlib
 
 from agent import policy
 from agent.errors import InputError
-from agent.executors.base import Done
+from agent.executors.base import Done, Kind
 from agent.executors.bench import Bench
 from agent.experiment import close, finish, kernel_path, withdraw
 from agent.journal import Decision
 from agent.measuring import judge_job, measure_job
-from agent.records import Candidate, Experiment, ExperimentState, RowStatus
+from agent.proposing import take_idea
+from agent.records import Brief, Candidate, Experiment, ExperimentState, InvalidReply, NothingLeft, RowStatus
 from agent.repository import KeepMessage
 from agent.session import Session
 from harness.records import JudgeRequest, Status, Verdict, VerifyReport
@@ -22,16 +23,26 @@ UNJUDGEABLE = "unjudgeable"
 
 
 def settle(session: Session, bench: Bench, done: Done) -> int:
-    """Take an answer, a verdict or the measured model; then let the next winner, if one waits, prove itself.
+    """Take an answer, an idea, a verdict or the measured model; then let the next winner, if one waits, prove itself.
 
-    Returns the number of the experiment that the answer was about.
+    Returns the number of the experiment that the answer was about (an idea's is below 0).
     """
+    if isinstance(done.job.request, Brief):
+        _take_idea(session, bench, done, done.job.request)
     one = session.journal.experiment(done.job.number)
     if one is not None and one.candidate is not None:
-        take = _take_model if done.job.measures else _take_verdict
+        take = _take_model if done.job.kind is Kind.MEASURE else _take_verdict
         take(session, one, one.candidate, done)
     prove_next(session, bench)
     return done.job.number
+
+
+def _take_idea(session: Session, bench: Bench, done: Done, brief: Brief) -> None:
+    """What a proposer thought of; when it cannot go on, the session stops."""
+    if done.error:
+        raise done.error
+    assert isinstance(done.answer, Candidate | InvalidReply | NothingLeft)
+    take_idea(session, bench, done.answer, brief)
 
 
 def is_winner(one: Experiment) -> bool:

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--pause-at", default=None)
     parser.add_argument("--proposer", default="replay:recordings")
     parser.add_argument("--command", default=None)
+    parser.add_argument("--devices", nargs="*", default=[])
     parser.add_argument("--detached", action="store_true")
     parser.add_argument("--accept-change", action="store_true")
     arguments = parser.parse_args()
@@ -45,7 +46,9 @@ def main() -> int:
         if arguments.verb == "run":
             model = ModelSpec(f"{root / 'model.py'}:Net", device="cpu")
             proposer = runner.absolute_proposer(arguments.proposer)
-            options = session.Options(model, "cpu", proposer, command=Command((arguments.command or "",)))
+            options = session.Options(
+                model, "cpu", proposer, command=Command((arguments.command or "",)), devices=tuple(arguments.devices)
+            )
             opening.create(root, arguments.name, options)
         return runner.run_session(
             places,

@@ -18,6 +18,8 @@ from pathlib import Path
 def main() -> int:
     boot = json.loads(os.environ.pop("OVERNIGHT_BOOT"))
     sys.path[:] = boot["path"]
+    if boot["cores"]:
+        os.sched_setaffinity(0, boot["cores"])
     with os.fdopen(boot["request_fd"]) as requests, os.fdopen(boot["reply_fd"], "w") as replies:
         for line in requests:
             message = json.loads(line)
@@ -72,6 +74,11 @@ def judge(body):
         time.sleep(float(match[1]))
     if re.search(r"^# dies$", source, re.MULTILINE):
         os._exit(7)
+    folder = Path(body["target"]).parents[1]
+    if match := re.search(r"^# meets: (\d+)$", source, re.MULTILINE):
+        meet(folder, int(match[1]))
+    if sick(folder):
+        os._exit(8)
     status, _, speedup = (re.search(r"^# verdict: (.+)$", source, re.MULTILINE) or ["", "keep 1.5"])[1].partition(" ")
     if status == "ours":
         raise RefusedError("ours", "the judge has a bug")
@@ -94,6 +101,28 @@ def judge(body):
         "timing": timing if accepted else None, "sandbox": [],
         "kernel_sha256": hashlib.sha256(source.encode()).hexdigest(),
     }  # fmt: skip
+
+
+def meet(folder, count):
+    """Wait until that many judges are here at once."""
+    (folder / f"here-{os.getpid()}").touch()
+    until = time.monotonic() + 30
+    while len(list(folder.glob("here-*"))) < count:
+        if time.monotonic() > until:
+            raise RefusedError("environment", "nobody came")
+        time.sleep(0.01)
+
+
+def sick(folder):
+    """Whether the device of this process is one that a test has broken."""
+    return (folder / f"broken-{min(os.sched_getaffinity(0))}").exists()
+
+
+def describe(_body):
+    log = Path("/proc/self/fd/1").readlink()
+    if sick(log.parent):
+        os._exit(8)
+    return {}
 
 
 def model_time(kernels):
@@ -135,7 +164,7 @@ VERBS = {
     "judge": judge,
     "verify": verify,
     "sandbox": lambda _body: {"layers": []},
-    "describe": lambda body: body,
+    "describe": describe,
 }
 
 if __name__ == "__main__":

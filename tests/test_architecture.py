@@ -15,7 +15,19 @@ AGENT_LAYERS = (
     {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"}
     | {"lease", "executors"}
     | {"user_branch", "steering", "gpu", "disk", "wakefulness", "unit", "notify", "notify_sender"},
-    {"session", "opening", "measuring", "experiment", "settling", "seating", "loop", "runner", "report"}
+    {
+        "session",
+        "opening",
+        "measuring",
+        "experiment",
+        "settling",
+        "seating",
+        "proposing",
+        "unwell",
+        "loop",
+        "runner",
+        "report",
+    }
     | {"live_settings", "preflight", "machine_watch", "package", "dataset", "morning", "announcing", "dashboard"},
     {"cli_handover", "cli_steering", "cli_morning"}
     | {"cli_options", "cli_measure", "cli_session", "cli_read", "cli", "__main__"},

@@ -1,26 +1,39 @@
-"""The one seam to whoever measures: jobs go to seats, one device each; what they answer comes back as it is done."""
+"""The one seam to whoever works for the loop: jobs go to seats, and what they answer comes back as it is done."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from agent.records import Brief, Proposal
 from harness.records import JudgeRequest, Verdict, VerifyReport, VerifyRequest
 
-Answer = Verdict | VerifyReport
+Request = Brief | JudgeRequest | VerifyRequest
+Answer = Proposal | Verdict | VerifyReport
+
+
+class Kind(StrEnum):
+    """What a job is; each seat does some of them."""
+
+    PROPOSE = "propose"
+    JUDGE = "judge"
+    MEASURE = "measure"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work for a device: judge the candidate of experiment `number`, or measure the model with it."""
+    """One piece of work: judge the candidate of experiment `number`, measure the model with it, or have an idea."""
 
     number: int
-    request: JudgeRequest | VerifyRequest
+    request: Request
     log: Path  # events of the work are written there
 
     @property
-    def measures(self) -> bool:
-        """Whether it measures the whole model; such jobs go first, for a keep waits for them."""
-        return isinstance(self.request, VerifyRequest)
+    def kind(self) -> Kind:
+        """What it is, by its request."""
+        if isinstance(self.request, Brief):
+            return Kind.PROPOSE
+        return Kind.MEASURE if isinstance(self.request, VerifyRequest) else Kind.JUDGE
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,7 @@ class Done:
 
 
 class Seat(Protocol):
-    """One device and the process that works on it, one job at a time; used and closed by one thread."""
+    """One device and the process that works on it (or one thinking proposer), a job at a time, in one thread."""
 
     @property
     def name(self) -> str:
@@ -43,8 +56,8 @@ class Seat(Protocol):
         ...
 
     @property
-    def measures(self) -> bool:
-        """Whether the whole model can be measured there (it needs the user's files)."""
+    def kinds(self) -> frozenset[Kind]:
+        """The jobs it can do: measuring the model needs the user's files."""
         ...
 
     def run(self, job: Job) -> Answer:

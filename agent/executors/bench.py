@@ -8,11 +8,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from agent.errors import MachineError, OvernightError, StopRequestedError
-from agent.executors.base import Done, Job, Seat
+from agent.executors.base import Done, Job, Kind, Seat
+from agent.records import Brief
 
 StopCheck = Callable[[], bool]
 POLL_S = 0.2
@@ -34,6 +36,7 @@ class Bench:
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._broken: MachineError | None = None
+        self._asked = 0
 
     def __enter__(self) -> Self:
         return self
@@ -50,15 +53,33 @@ class Bench:
 
     @property
     def room(self) -> bool:
-        """Whether another candidate may be handed in: a seat is free, or the queue ahead of the seats is short."""
-        count = len(self._seats)
+        """Whether another candidate may be handed in: a device is free, or the queue ahead of them is short."""
+        count = len(self._devices())
         ahead = 0 if count == 1 else max(1, count // AHEAD_SHARE)
-        return len(self._open) < count + ahead
+        return len(self._open) < count + max(ahead, len(self._seats) - count)
+
+    @property
+    def thinking(self) -> int:
+        """How many questions to the proposer are open."""
+        return sum(job.kind is Kind.PROPOSE for job in self._open.values())
 
     @property
     def measuring(self) -> bool:
         """Whether the model is being measured with a new keep: one at a time, each on top of the one before."""
-        return any(job.measures for job in self._open.values())
+        return any(job.kind is Kind.MEASURE for job in self._open.values())
+
+    def ask(self, brief: Brief) -> None:
+        """Hand a question to a desk; needs one (`desks`)."""
+        self._asked += 1
+        self.submit(Job(-self._asked, brief, Path()))
+
+    @property
+    def desks(self) -> bool:
+        """Whether the proposer thinks at desks of its own; else it is asked in the supervisor's thread."""
+        return any(Kind.PROPOSE in seat.kinds for seat in self._seats)
+
+    def _devices(self) -> list[Seat]:
+        return [seat for seat in self._seats if Kind.JUDGE in seat.kinds]
 
     def submit(self, job: Job) -> None:
         """Hand in a job; seats start with the first one."""
@@ -67,7 +88,7 @@ class Bench:
         with self._changed:
             self._open[job.number] = job
             self._waiting.append(job)
-            self._waiting.sort(key=lambda one: (not one.measures, one.number))
+            self._waiting.sort(key=lambda one: (one.kind is not Kind.MEASURE, one.number))
             self._changed.notify_all()
 
     def wait(self) -> Done:
@@ -126,23 +147,22 @@ class Bench:
         with self._changed:
             while not self._closing:
                 for place, job in enumerate(self._waiting):
-                    if seat.measures or not job.measures:
+                    if job.kind in seat.kinds:
                         return self._waiting.pop(place)
                 self._changed.wait()
         return None
 
     def _fault(self, seat: Seat, done: Done) -> str | None:
         """Why a seat has to go after a failure. The only one stays: the streak of failed experiments decides on it."""
-        if not isinstance(done.error, MachineError) or len(self._seats) == 1 or self.closing():
+        if not isinstance(done.error, MachineError) or len(self._devices()) == 1 or self.closing():
             return None
         return seat.fault()
 
     def _drain(self, seat: Seat, fault: str) -> None:
         with self._changed:
-            if len(self._seats) > 1:
-                self._seats.remove(seat)
-                self._say(f"{seat.name} is set aside for this run: {fault}")
-            if not any(one.measures for one in self._seats):
+            self._seats.remove(seat)
+            self._say(f"{seat.name} is set aside for this run: {fault}")
+            if not any(Kind.MEASURE in one.kinds for one in self._seats):
                 self._broken = MachineError(f"No device is left that can measure the model: {fault}.")
             self._changed.notify_all()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.devices import ANYWHERE, Device
 from agent.errors import OursError, OvernightError, StopRequestedError
-from agent.executors.base import Answer, Job
+from agent.executors.base import Answer, Job, Kind
 from agent.harness_client import HarnessDiedError, HarnessProcess
 from agent.journal import now_iso
 from agent.lease import leased
@@ -20,7 +20,7 @@ PROBE_TIMEOUT_S = 90.0
 class LocalSeat:
     """One device's judge: started with the first candidate, started once again when it dies."""
 
-    measures = True
+    kinds = frozenset({Kind.JUDGE, Kind.MEASURE})
 
     def __init__(self, harness: Harness, say: Callable[[str], None], device: Device = ANYWHERE) -> None:
         self._harness, self._say, self._device = harness, say, device
@@ -36,6 +36,7 @@ class LocalSeat:
         with leased(self._device.leases, self._harness.stop):
             if isinstance(job.request, VerifyRequest):
                 return self._measure(job.request)
+            assert isinstance(job.request, JudgeRequest)
             return self._judged(job, job.request)
 
     def _measure(self, request: VerifyRequest) -> VerifyReport:

@@ -27,3 +27,13 @@ class Ordered(Protocol):
     def next_target(self, targets: Sequence[Target], experiments: Sequence[Experiment]) -> Target | None:
         """Which of `targets` (in ranking order) its next candidate is for; None when it has none left."""
         ...
+
+
+@runtime_checkable
+class Parallel(Protocol):
+    """A slow proposer whose `propose` may run in several threads at once: it thinks while the devices work."""
+
+    @property
+    def lanes(self) -> int:
+        """How many questions it may be asked at a time, at least 1."""
+        ...
