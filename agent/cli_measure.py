@@ -51,11 +51,14 @@ def profile(
 
 def check(
     *,
-    target: Annotated[str, typer.Option(help="A named op (softmax, rmsnorm, ...) or a target of a session.")],
+    target: Annotated[str, typer.Option(help="A named op (softmax), a target of a session, a KernelBench file.")],
     kernel: Annotated[Path, typer.Option(help="The kernel file to judge.")],
     device: Device = None,
     dtype: Dtype = None,
-    shape: Annotated[str | None, typer.Option(metavar="M=512,N=1024", help="Narrows a named op's sizes.")] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="M=512,N=1024", help="Narrows a named op's sizes, or a KernelBench file's."),
+    ] = None,
     must_win: Annotated[bool, typer.Option("--must-win", help="Exit 0 only for a keep.")] = False,
     session: SessionOption = None,
     incumbent: Annotated[Path | None, typer.Option(help="A kernel file it has to beat instead of PyTorch.")] = None,

@@ -100,9 +100,16 @@ def find_session(root: Path, name: str | None) -> SessionPlaces:
 
 
 def find_target(root: Path, target: str, session: str | None) -> str:
-    """What the judge is given for `--target`: a named op as it is, a session's target as the path of its record."""
+    """What the judge is given for `--target`: a named op as it is, a session's target as the path of its record.
+
+    A KernelBench file is its own path.
+    """
     if target in NAMED_OPS and session is None:
         return target
+    if target.endswith(".py"):
+        if not Path(target).is_file():
+            raise InputError(f"--target {target}: there is no such file; give a KernelBench problem file.")
+        return str(Path(target).resolve())
     known = sessions(root)
     if known or session is not None:
         places = find_session(root, session)
@@ -114,11 +121,6 @@ def find_target(root: Path, target: str, session: str | None) -> str:
         raise InputError(
             f"--target {target} is neither a named op ({', '.join(NAMED_OPS)}) nor a target of session {places.name}"
             f" ({', '.join(ids) or 'which has none yet'})."
-        )
-    if target.endswith(".py"):
-        raise InputError(
-            f"--target {target}: judging against a KernelBench file is not built yet: run `overnight run {target}` and"
-            " check a target of its session."
         )
     raise InputError(f"--target {target} is not a named op ({', '.join(NAMED_OPS)}), and there is no session here.")
 

@@ -19,13 +19,23 @@ def secret_generator(device: str) -> torch.Generator:
 
 
 def draw_case(
-    case: Case, generator: torch.Generator, samples: Sequence[Sequence[torch.Tensor]] = ()
+    case: Case,
+    generator: torch.Generator,
+    samples: Sequence[Sequence[torch.Tensor]] = (),
+    own: Callable[[], Mapping[str, torch.Tensor]] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """All inputs of `case`, in its layouts, on the generator's device; a captured case takes its sample's values."""
+    """All inputs of `case`, in its layouts, on the generator's device; a captured case takes its sample's values.
+
+    Arguments drawn by Recipe.OWN take what `own` gives, once for the whole case.
+    """
     if case.sample is not None:
         captured = samples[case.sample]
         return tuple(laid_out(draw, value, generator) for draw, value in zip(case.inputs, captured, strict=True))
-    return tuple(draw_tensor(draw, generator) for draw in case.inputs)
+    given = own() if own is not None and any(draw.recipe is Recipe.OWN for draw in case.inputs) else {}
+    return tuple(
+        laid_out(draw, given[draw.name], generator) if draw.recipe is Recipe.OWN else draw_tensor(draw, generator)
+        for draw in case.inputs
+    )
 
 
 def draw_tensor(draw: TensorDraw, generator: torch.Generator) -> torch.Tensor:

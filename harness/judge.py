@@ -10,7 +10,7 @@ import importlib
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from harness import wire
 from harness.benchmark import Baselines, Outcome, run_benchmark
 from harness.calibration import Calibration, calibrate
 from harness.errors import InputError, MachineError, OursError
+from harness.kernelbench import read_problem
+from harness.kernelbench_text import ProblemText, module_class
 from harness.oracle import Oracle
 from harness.problem import NamedOp, Problem, named_problem, target_problem
 from harness.records import (
@@ -38,7 +40,7 @@ from harness.records import (
 )
 from harness.rpc import EventSink
 from harness.stages import Exam, Examinee, Progress, Refusal, arena_bytes, run_stages
-from harness.statics import KernelFile, StaticRefusal, read_kernel
+from harness.statics import KernelFile, StaticRefusal, read_kernel, read_module
 from harness.workshop import Workshop
 
 MAX_COURTROOMS = 64
@@ -121,11 +123,12 @@ class Judge:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A target found: its problem and the key of its courtroom."""
+    """A target found: its problem and the key of its courtroom; `module` is set where a candidate may be a module."""
 
     name: str
     key: str
     problem: Problem
+    module: ProblemText | None = None
 
 
 def resolve(request: JudgeRequest) -> Resolved:
@@ -138,6 +141,8 @@ def resolve(request: JudgeRequest) -> Resolved:
         problem = named_problem(op, request.device, dtype=request.dtype, shape=request.shape)
         return Resolved(request.target, f"{request.target}:{scope}", problem)
     path = Path(request.target)
+    if path.suffix == ".py" and path.is_file():
+        return _resolve_kernelbench(path, request, scope)
     if not path.is_file():
         raise InputError(f"target {request.target!r} is neither one of {', '.join(NAMED_OPS)} nor a target's file")
     text = path.read_bytes()
@@ -150,6 +155,12 @@ def resolve(request: JudgeRequest) -> Resolved:
     count = len(torch.load(samples, map_location="cpu", weights_only=True)) if found else 0
     digest = hashlib.sha256(text).hexdigest()
     return Resolved(target.id, f"{digest}:{scope}", target_problem(target, request.device, found, count))
+
+
+def _resolve_kernelbench(path: Path, request: JudgeRequest, scope: str) -> Resolved:
+    found = read_problem(path, request.device, dtype=request.dtype, sizes=request.shape)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Resolved(found.problem.target, f"{digest}:{scope}", found.problem, found.text)
 
 
 @dataclass
@@ -189,19 +200,28 @@ class _Trial:
             if room.calibration.unjudgeable is not None:
                 said = f"{self.target.name} cannot be judged: {room.calibration.unjudgeable}"
                 raise Refusal(Status.ENVIRONMENT, said, "unjudgeable", Blame.OURS)
+        request = self.as_kernels()
         seed = workshop.seed_folder()
         try:
-            self.examine(Exam(workshop, room.oracle, self.request.source, kernel, room.nbytes, seed), progress)
-            if not self.request.bench:
+            self.examine(Exam(workshop, room.oracle, request.source, kernel, room.nbytes, seed), progress)
+            if not request.bench:
                 return None
             with progress.stage(StageName.BENCHMARK) as notes:
-                baselines = self.baselines(workshop, room)
-                outcome = run_benchmark(workshop, room.oracle, baselines, self.request, kernel.dtypes, seed)
+                baselines = self.baselines(workshop, room, request.incumbent)
+                outcome = run_benchmark(workshop, room.oracle, baselines, request, kernel.dtypes, seed)
                 self.timing = outcome.timing
                 notes.append(outcome.detail)
             return outcome
         finally:
             shutil.rmtree(seed, ignore_errors=True)
+
+    def as_kernels(self) -> JudgeRequest:
+        """The request with modules, where a target takes them, written as kernel files."""
+        request, module = self.request, self.target.module
+        if module is None:
+            return request
+        incumbent = None if request.incumbent is None else module.kernel(request.incumbent)
+        return replace(request, source=module.kernel(request.source), incumbent=incumbent)
 
     def examine(self, exam: Exam, progress: Progress) -> None:
         examinee = Examinee(exam.workshop, exam.oracle, exam.source, exam.nbytes)
@@ -215,10 +235,16 @@ class _Trial:
         """Static checks; raises Refusal."""
         problem = self.target.problem
         keywords = tuple(problem.required) if problem.keywords else ()
-        kernel = read_kernel(self.request.source, arguments=len(problem.arguments), keywords=keywords)
+        if self.target.module is not None and module_class(self.request.source) is not None:
+            kernel = read_module(self.request.source)
+        else:
+            kernel = read_kernel(self.request.source, arguments=len(problem.arguments), keywords=keywords)
         if isinstance(kernel, StaticRefusal):
             status = Status.CHEAT if kernel.guard else Status.CRASH
-            raise Refusal(status, kernel.detail, kernel.guard)
+            wanted = (
+                f" (a kernel_fn gets {', '.join(problem.arguments)}; or give a ModelNew)" if self.target.module else ""
+            )
+            raise Refusal(status, kernel.detail + wanted, kernel.guard)
         if kernel.dtypes is not None and not set(kernel.dtypes) & set(problem.dtypes):
             said = f"the file declares {', '.join(kernel.dtypes)}, the target is judged in {', '.join(problem.dtypes)}"
             raise Refusal(Status.INCORRECT, said, "output_dtype")
@@ -227,9 +253,8 @@ class _Trial:
             raise Refusal(Status.CHEAT, said, "library_call")
         return kernel
 
-    def baselines(self, workshop: Workshop, room: Courtroom) -> Baselines:
+    def baselines(self, workshop: Workshop, room: Courtroom, incumbent: str | None) -> Baselines:
         """What must be beaten, measured once per incumbent; the processes of an older incumbent are ended."""
-        incumbent = self.request.incumbent
         key = "pytorch" if incumbent is None else hashlib.sha256(incumbent.encode()).hexdigest()
         if key not in room.baselines:
             room.close()

@@ -113,6 +113,7 @@ class Lane:
         self._case = case
         self._arena.reset()
         self._base = [oracle.draw(case) for _ in range(min(sets, MAX_BASES))]
+        self._fixed = [draw.fixed for draw in case.inputs]
         self._slots = [
             tuple(self._arena.place(value) for value in self._base[index % len(self._base)]) for index in range(sets)
         ]
@@ -146,8 +147,10 @@ class Lane:
         generator = torch.Generator().manual_seed(secrets.randbits(62) if key is None else key)
         for index, slots in enumerate(self._slots):
             shift = int(torch.randint(len(self._base), (1,), generator=generator))
-            for slot, value in zip(slots, self._base[(index + shift) % len(self._base)], strict=True):
-                _refill(self._arena.tensor(slot), value, generator)
+            values = self._base[(index + shift) % len(self._base)]
+            for slot, value, fixed in zip(slots, values, self._fixed, strict=True):
+                if not fixed:
+                    _refill(self._arena.tensor(slot), value, generator)
 
     def run(self, repeats: int = 1) -> Sample:
         """Timed runs of all sets on the contents that are there."""

@@ -49,7 +49,7 @@ class Oracle:
 
     def draw(self, case: Case) -> tuple[torch.Tensor, ...]:
         """Fresh inputs."""
-        return draw_case(case, self._generator, self._samples)
+        return draw_case(case, self._generator, self._samples, self.problem.own)
 
     def ask(self, case: Case) -> Question:
         """Fresh inputs and their expectation."""

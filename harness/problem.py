@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 from harness.errors import InputError
 from harness.records import SHORT_DTYPES, Role, Scalar, StageName, Target, TensorSpec
@@ -46,6 +47,7 @@ class Recipe(StrEnum):
     INTEGERS = "small integers"
     NON_FINITE = "inf and nan"
     CAPTURED = "captured"
+    OWN = "the problem's own"
 
 
 class Layout(StrEnum):
@@ -73,6 +75,7 @@ class TensorDraw:
     low: float | None = None
     high: float | None = None
     special: tuple[str, ...] = ()
+    fixed: bool = False  # a table or mask that belongs to the op: never another value than its own
 
     @property
     def extent(self) -> int:
@@ -150,6 +153,8 @@ class Problem:
     secret_cases: Callable[[StageName], tuple[Case, ...]] | None = None  # drawn anew for each candidate
     flops: Mapping[str, int] = field(default_factory=dict)  # by bench case
     bytes: Mapping[str, int] = field(default_factory=dict)
+    own: Callable[[], Mapping[str, Any]] | None = None  # fresh tensors by argument, for draws with Recipe.OWN
+    degenerate: Callable[[Any], str | None] | None = None  # given the oracle: why nobody could be judged by it
 
     def __post_init__(self) -> None:
         if not self.bench or not self.cases.get(StageName.SHAPES):

@@ -418,7 +418,8 @@ def _twins(oracle: Oracle, question: Question) -> Iterator[Question]:
     """
     for change in (_reversed_rows, _one_element):
         inputs = tuple(
-            change(value) if value.is_floating_point() and value.numel() > 1 else value for value in question.inputs
+            change(value) if value.is_floating_point() and value.numel() > 1 and not draw.fixed else value
+            for draw, value in zip(question.case.inputs, question.inputs, strict=True)
         )
         yield Question(question.case, inputs, oracle.expect(question.case, inputs))
 

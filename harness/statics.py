@@ -80,6 +80,54 @@ def read_kernel(source: str, *, arguments: int, keywords: tuple[str, ...]) -> Ke
     return _described(tree, arguments, keywords)
 
 
+def read_module(source: str) -> KernelFile | StaticRefusal:
+    """Parse and check a file that answers with a module (`ModelNew`) instead of a `kernel_fn`."""
+    try:
+        tree = ast.parse(source)
+        compile(source, "<kernel>", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return StaticRefusal(f"the file is not valid Python: {error}")
+    refusal = _forbidden(tree)
+    if refusal is not None:
+        return refusal
+    return KernelFile((), True, None, None, None, {}, _module_calls(tree))  # noqa: FBT003
+
+
+def _module_calls(tree: ast.Module) -> tuple[str, ...]:
+    """Library calls of a module file: layers made in `__init__` only hold weights, unless something calls them."""
+    found = dict.fromkeys(_library_calls(_without_init(tree)))
+    layers = {
+        target.attr: name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and (name := _dotted(node.value.func, _imported(tree)))
+        if name.startswith("torch.nn.") and name != "torch.nn.Parameter"
+    }
+    for node in ast.walk(_without_init(tree)):
+        used = node.func if isinstance(node, ast.Call) else node.iter if isinstance(node, ast.For) else None
+        while isinstance(used, ast.Subscript):
+            used = used.value
+        if isinstance(used, ast.Attribute) and used.attr in layers:
+            found[layers[used.attr]] = None
+    return tuple(found)
+
+
+def _without_init(tree: ast.Module) -> ast.Module:
+    """The file without constructors and without what only KernelBench's runner calls."""
+    aside = {"__init__", "get_inputs", "get_init_inputs"}
+
+    def kept(body: list[ast.stmt]) -> list[ast.stmt]:
+        return [node for node in body if not (isinstance(node, ast.FunctionDef) and node.name in aside)]
+
+    classes = {
+        id(node): ast.ClassDef(node.name, node.bases, node.keywords, kept(node.body), node.decorator_list)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    return ast.Module([classes.get(id(node), node) for node in kept(tree.body)], [])
+
+
 def _forbidden(tree: ast.Module) -> StaticRefusal | None:
     aliases = _imported(tree)
     for name in aliases.values():
