@@ -66,7 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--modes", nargs="*", default=[], choices=MODES)
     parser.add_argument("--seconds", type=float, default=20.0, help="time for the interleaved rounds")
     parser.add_argument("--inductor", action="append", default=[], metavar="OPTION=JSON", help="for Overnight's rest")
-    parser.add_argument("--large-outputs-outside", action="store_true", help="keep a last linear layer out of graphs")
     parser.add_argument("--bisect", action="store_true")
     parser.add_argument("--json", action="store_true")
     return parser
@@ -87,9 +86,7 @@ def _spec(options: argparse.Namespace) -> ModelSpec:
 def _builder(options: argparse.Namespace) -> Builder:
     """Overnight's mode: its kernels, and what the options say about the rest of the model."""
     inductor = {name: json.loads(value) for name, value in (item.split("=", 1) for item in options.inductor)}
-    return partial(
-        optimize, under_compile=False, inductor=inductor, large_outputs_outside=options.large_outputs_outside
-    )
+    return partial(optimize, under_compile=False, inductor=inductor)
 
 
 def _absolute(reference: str) -> str:

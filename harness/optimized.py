@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from harness.free_outputs import Listener, free_outputs
+from harness.graph_backend import Backend, Start, learnt, plain_arguments
 from harness.kernel_op import Kernel, build_op
 from harness.outer_compile import Scope
 from harness.regions import find_regions
@@ -38,13 +38,15 @@ class Optimized(nn.Module):
         self.original = original
         self.splicer = splicer
         self.scope = scope
+        self._start: Start | None = None
         self._packers = [op.packer for op in splicer.ops if op.packer is not None]
-        self._listener = Listener()
         self._graphs_seen = 0
         self._returns_state = False
         self.graphed = bool(options.get("triton.cudagraphs"))
+        self.backend = Backend(options) if self.graphed else None
         # Not as a submodule: it holds the original a second time, and would double the state dict.
-        self.__dict__["compiled"] = torch.compile(original, dynamic=dynamic, options=dict(options))
+        how: dict[str, Any] = {"options": dict(options)} if self.backend is None else {"backend": self.backend}
+        self.__dict__["compiled"] = torch.compile(original, dynamic=dynamic, **how)
 
     @property
     def sites(self) -> SiteLog:
@@ -68,17 +70,43 @@ class Optimized(nn.Module):
             return self.original(*args, **kwargs)
         if self._packers:
             self.refresh(force=False)
-        if not self.graphed:
+        if self.backend is None:
             return self.compiled(*args, **kwargs)
-        torch.compiler.cudagraph_mark_step_begin()
-        given = pytree.tree_leaves((args, kwargs))
-        lasting = _storages(given) | _storages([holder[key] for holder, key in held_tensors(given)])
-        with self._listener.call() as made:
+        return self._graphed(self.backend, args, kwargs)
+
+    def _graphed(self, backend: Backend, args: Any, kwargs: Any) -> Any:
+        """Through CUDA graphs, ours whose outputs stay valid by themselves, or Inductor's whose outputs are copied.
+
+        A call that looks like the last one is launched first: Dynamo's guards are then asked while the device works.
+        """
+        leaves = plain_arguments(args, kwargs)
+        start = self._start if leaves is not None and self._start is not None and self._start.fits(leaves) else None
+        launched = start is not None and leaves is not None and start.launch(leaves)
+        given = [] if launched else pytree.tree_leaves((args, kwargs))
+        lasting = (
+            set() if launched else _storages(given) | _storages([holder[key] for holder, key in held_tensors(given)])
+        )
+        if backend.reasons:
+            torch.compiler.cudagraph_mark_step_begin()
+        backend.called.clear()
+        try:
             result = self.compiled(*args, **kwargs)
+        finally:
+            if launched and start is not None and not start.settle():
+                self._start = None
+        if not launched and leaves is not None:
+            self._start = learnt(backend.called, leaves)
+        for player in backend.called:
+            player.last = None
+        if not backend.reasons:
+            return result
+        given = given or pytree.tree_leaves((args, kwargs))
+        return self._in_own_memory(result, given, lasting | _storages(given))
+
+    def _in_own_memory(self, result: Any, given: Sequence[Any], lasting: set[int]) -> Any:
+        """What a replay of Inductor's CUDA graphs would overwrite, copied: outputs, and what caches among them hold."""
         flat, structure = pytree.tree_flatten(result)
-        lasting |= self._state_returned(flat)
-        if self._listener.reliable(made, self.sites.graphs):
-            lasting |= made
+        lasting = lasting | self._state_returned(flat)
         held = held_tensors([*flat, *given])  # a cache that the call has filled or extended
         mine = owned([*flat, *(holder[key] for holder, key in held)], lasting)
         for (holder, key), tensor in zip(held, mine[len(flat) :], strict=True):
@@ -172,7 +200,6 @@ def optimize(
     dynamic: bool | None = None,
     inductor: Mapping[str, Any] | None = None,
     under_compile: bool = True,
-    large_outputs_outside: bool = False,
     find: Finder = find_regions,
     match: Matcher = match_region,
 ) -> Optimized:
@@ -181,12 +208,10 @@ def optimize(
     `cudagraphs` defaults to whether the model lives on a GPU. `dynamic` is torch.compile's: None makes sizes symbolic
     from the second one on, False compiles for each size. `inductor` adds options for the rest of the model, as in
     torch.compile(options=). `under_compile` keeps the kernels when the user compiles around the result, which takes a
-    pass in Inductor's global config. `large_outputs_outside` leaves a last linear layer out of the CUDA graphs, which
-    saves copying its result. Compilation happens at the first call with each set of input shapes. Raises InputError
-    when a kernel's source does not load.
+    pass in Inductor's global config. Compilation happens at the first call with each set of input shapes. Raises
+    InputError when a kernel's source does not load.
     """
-    finish = free_outputs if large_outputs_outside else None
-    splicer = Splicer([build_op(kernel) for kernel in kernels], find, match, finish)
+    splicer = Splicer([build_op(kernel) for kernel in kernels], find, match)
     first = next(iter([*model.parameters(), *model.buffers()]), None)
     on_gpu = first.is_cuda if first is not None else torch.cuda.is_available()
     options = {

@@ -83,7 +83,6 @@ class Splicer:
     ops: Sequence[KernelOp]
     find: Finder
     match: Matcher
-    finish: Callable[[fx.Graph], object] | None = None
     log: SiteLog = field(default_factory=SiteLog)
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -92,8 +91,6 @@ class Splicer:
         self.log.graphs += 1
         if module is not None and self.ops:
             self._splice(graph, module)
-        if self.finish is not None:
-            self.finish(graph)
         graph.lint()
 
     def _splice(self, graph: fx.Graph, module: fx.GraphModule) -> None:
