@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from agent import cli_handover, cli_measure, cli_morning, cli_read, cli_session
+from agent import cli_handover, cli_measure, cli_morning, cli_read, cli_session, cli_steering
 from agent.errors import OvernightError, StopRequestedError
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
@@ -34,6 +34,9 @@ for command in (
     cli_session.resume,
     cli_read.status,
     cli_session.stop,
+    cli_steering.pause,
+    cli_steering.skip,
+    cli_steering.pin,
     cli_read.logs,
     cli_read.results,
     cli_morning.report,
@@ -42,6 +45,7 @@ for command in (
     cli_measure.check,
 ):
     app.command()(command)
+app.command("try")(cli_steering.try_kernel)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -108,8 +108,8 @@ def _judge_request(
     policy = choice(LibraryPolicy, library_calls, "--library-calls") or load_config(root).library_calls
     return JudgeRequest(
         target=find_target(root, target, session),
-        source=_read_kernel(kernel, "--kernel"),
-        incumbent=_read_kernel(incumbent, "--incumbent") if incumbent else None,
+        source=read_kernel(kernel, "--kernel"),
+        incumbent=read_kernel(incumbent, "--incumbent") if incumbent else None,
         device=checked_device(device) or default_device(),
         dtype=checked_dtype(dtype),
         shape={} if shape is None else sizes(shape),
@@ -118,7 +118,8 @@ def _judge_request(
     )
 
 
-def _read_kernel(path: Path, what: str) -> str:
+def read_kernel(path: Path, what: str) -> str:
+    """A kernel file's text, line endings and all; raises InputError naming the flag and the file."""
     from agent.errors import InputError
 
     try:

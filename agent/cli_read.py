@@ -1,12 +1,16 @@
 """`init`, `doctor` and the readers: `status`, `logs`, `results`."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agent.cli_options import Json, SessionArgument, console, harness_in, print_json
+
+if TYPE_CHECKING:
+    from agent.steering import Steering
 
 SETTINGS = """\
 # Settings of Overnight; flags win over them. Every line is optional.
@@ -57,12 +61,29 @@ def status(name: SessionArgument = None, *, as_json: Json = False) -> None:
     from agent.places import find_session
     from agent.report import status_of
     from agent.repository import workspace_root
+    from agent.steering import steering, waiting
+    from harness import wire
 
-    state = status_of(find_session(workspace_root(Path.cwd()), name))
+    places = find_session(workspace_root(Path.cwd()), name)
+    state, wish, handed_in = status_of(places), steering(places), len(waiting(places))
+    if state.pid is None:  # both end with the process
+        wish = replace(wish, paused=False, stopping=False)
     if as_json:
-        print_json(state.data())
-    else:
-        print("\n".join(state.lines()))
+        print_json({**state.data(), **wire.to_data(wish), "handed_in": handed_in})
+        return
+    print("\n".join([*state.lines(), *_wishes(wish, handed_in)]))
+
+
+def _wishes(wish: "Steering", handed_in: int) -> list[str]:
+    """What the user has asked of the session."""
+    said = {
+        "paused: go on with `overnight resume`": wish.paused,
+        "stopping after this experiment": wish.stopping,
+        f"pinned: {wish.pinned}": wish.pinned is not None,
+        f"skipped: {', '.join(wish.skipped)}": bool(wish.skipped),
+        f"handed in and not judged yet: {handed_in}": bool(handed_in),
+    }
+    return [line for line, holds in said.items() if holds]
 
 
 def logs(
@@ -82,9 +103,12 @@ def logs(
     places.log.touch()
     with places.log.open(encoding="utf-8", errors="replace") as log:
         sys.stdout.writelines(log.readlines()[-lines:])
-        while follow and running(places.lock):
+        while follow:
+            ended = running(places.lock) is None
             sys.stdout.writelines(log.readlines())
             sys.stdout.flush()
+            if ended:  # asked before the last look, so that nothing is missed
+                break
             time.sleep(0.5)
 
 

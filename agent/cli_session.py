@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agent.session import Options, Show
 
 STOP_PATIENCE_S = 30.0
+FINISH_PATIENCE_S = 1800.0  # the longest that one experiment may take
 
 Hours = Annotated[str | None, typer.Option(help="Active hours over all resumes; +2 adds two.")]
 Experiments = Annotated[str | None, typer.Option(help="Experiments over all resumes; +10 adds ten.")]
@@ -90,6 +91,8 @@ def run(
         command=_command(command, tuple(settings.command.argv), settings.command.timeout_s),
         executor=settings.executor,
         devices=tuple(settings.devices),
+        config=str(config.resolve()) if config else "",
+        flags=_given(_flags(hours, experiments, dollars, tokens, calls), command=command),
     )
     devices_of(options.devices, options.device)
     runner.make_proposer(options)  # refused before anything is written
@@ -121,12 +124,22 @@ def resume(
 
     runner.check_compiler()
     places = find_session(workspace_root(Path.cwd()), name)
+    if _was_paused(places):
+        print(f"session {places.name} goes on after its pause")
+        return
     flags = _flags(hours, experiments, dollars, tokens, calls)
 
     def change(options: "Options") -> "Options":
         chosen = runner.absolute_proposer(proposer) if proposer else options.proposer
         asked = _command(command, options.command.argv, options.command.timeout_s)
-        return replace(options, budget=amended(options.budget, flags), proposer=chosen, command=asked)
+        given = (*options.flags, *_given(flags, command=command))
+        return replace(
+            options,
+            budget=amended(options.budget, flags),
+            proposer=chosen,
+            command=asked,
+            flags=tuple(sorted(set(given))),
+        )
 
     if detach:
         again = [word for key, value in flags.items() if value is not None for word in (f"--{key}", value)]
@@ -140,26 +153,40 @@ def resume(
     raise typer.Exit(code)
 
 
-def stop(name: SessionArgument = None) -> None:
-    """Ask a running session to stop; it finishes cleanly and can be resumed."""
+def stop(
+    name: SessionArgument = None,
+    *,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for the experiment that runs: cut it off.")] = False,
+) -> None:
+    """Stop a running session cleanly after the experiment it is at, or at once; it can be resumed."""
     import os
     import signal
 
     from agent.errors import MachineError
     from agent.lock import running
     from agent.places import find_session
+    from agent.report import status_of
     from agent.repository import workspace_root
+    from agent.steering import steer
 
     places = find_session(workspace_root(Path.cwd()), name)
     holder = running(places.lock)
     if holder is None:
         print(f"session {places.name} is not running")
         raise typer.Exit(1)
-    os.kill(holder.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_PATIENCE_S
+    steer(places, lambda wish: replace(wish, stopping=True))
+    number = None if now else status_of(places).open_experiment
+    if number is None:
+        os.kill(holder.pid, signal.SIGTERM)
+    else:
+        print(
+            f"session {places.name} finishes experiment {number} first; `overnight stop --now` cuts it off", flush=True
+        )
+    deadline = time.monotonic() + (STOP_PATIENCE_S if number is None else FINISH_PATIENCE_S)
     while running(places.lock) == holder:
         if time.monotonic() > deadline:
-            raise MachineError(f"Session {places.name} (pid {holder.pid}) has not stopped in {STOP_PATIENCE_S:.0f} s.")
+            waited = STOP_PATIENCE_S if number is None else FINISH_PATIENCE_S
+            raise MachineError(f"Session {places.name} (pid {holder.pid}) has not stopped in {waited:.0f} s.")
         time.sleep(0.1)
     print(f"session {places.name} has stopped; go on with `overnight resume {places.name}`")
 
@@ -246,6 +273,22 @@ def _flags(
     hours: str | None, experiments: str | None, dollars: str | None, tokens: str | None, calls: str | None
 ) -> dict[str, str | None]:
     return {"hours": hours, "experiments": experiments, "dollars": dollars, "tokens": tokens, "calls": calls}
+
+
+def _given(flags: dict[str, str | None], **others: str | None) -> tuple[str, ...]:
+    """The names of the flags that were given: they win over overnight.yaml, also over what is edited later."""
+    return tuple(sorted(name for name, value in {**flags, **others}.items() if value is not None))
+
+
+def _was_paused(places: "SessionPlaces") -> bool:
+    """Let a running session that the user has paused go on; returns whether it was one."""
+    from agent.lock import running
+    from agent.steering import steer, steering
+
+    if not (running(places.lock) and steering(places).paused):
+        return False
+    steer(places, lambda wish: replace(wish, paused=False))
+    return True
 
 
 def _shown(progress: "Progress") -> "Show":

@@ -8,6 +8,7 @@ from agent.journal import Decision
 from agent.measuring import judge_job
 from agent.records import Candidate, Experiment, ExperimentState, InvalidReply, RowStatus
 from agent.session import Session, note_tip
+from agent.steering import taken
 
 
 def begin(session: Session, bench: Bench, proposal: Candidate | InvalidReply) -> None:
@@ -25,6 +26,7 @@ def open_experiment(session: Session, proposal: Candidate | InvalidReply) -> int
     number = session.journal.propose(proposal.target, proposal, again=again)
     session.store_source(number, proposal)
     if isinstance(proposal, Candidate):
+        taken(session.places, proposal)
         session.branch.write(kernel_path(proposal), proposal.source.encode())
     return number
 

@@ -296,6 +296,10 @@ class Journal:
         (stored,) = self._connection.execute("SELECT COALESCE(SUM(active_s), 0) FROM runs").fetchone()
         return float(stored) + (time.monotonic() - self._tick if self._run else 0.0)
 
+    def rest(self, seconds: float) -> None:
+        """Time that passed and does not count: a pause that the user asked for."""
+        self._tick += seconds
+
     def _account(self) -> None:
         if self._run:
             now = time.monotonic()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from agent.between import Between
 from agent.errors import MachineError, StopRequestedError
 from agent.executors.bench import Bench
 from agent.experiment import finish
@@ -11,7 +12,7 @@ from agent.places import write_whole
 from agent.proposing import hand_out
 from agent.records import ExperimentState, RowStatus
 from agent.seating import open_bench
-from agent.session import Session, forget_changed_targets
+from agent.session import STOPPED_ON_REQUEST, Session, forget_changed_targets
 from agent.settling import is_winner, prove_next, settle
 from agent.unwell import park_unwell, words_of
 from harness import wire
@@ -38,18 +39,23 @@ def night(session: Session) -> Outcome:
     """The whole night. Raises MachineError (resumable) when the environment fails, InputError for the user's part."""
     try:
         with open_bench(session) as bench:
+            between = Between(session)
             prepare(session, bench)
-            return rounds(session, bench)
+            return rounds(session, bench, between)
     except StopRequestedError:
-        return Outcome(Ending.STOPPED, "stopped on request")
+        return Outcome(Ending.STOPPED, STOPPED_ON_REQUEST)
 
 
-def rounds(session: Session, bench: Bench) -> Outcome:
+def rounds(session: Session, bench: Bench, between: Between) -> Outcome:
     """The bench has work while there are ideas and budget; each answer is settled as it comes."""
     try:
         while True:
-            reason = session.stop_reason(bench.thinking)
-            if reason is None and bench.room and hand_out(session, bench):
+            between.look()
+            reason, paused = session.stop_reason(bench.thinking), between.paused
+            if reason is None and not paused and bench.room and hand_out(session, bench):
+                continue
+            if not bench.busy and reason is None and paused:
+                between.rest(bench)
                 continue
             if not bench.busy:
                 return ended(session, reason)
@@ -104,7 +110,7 @@ def ended(session: Session, reason: str | None) -> Outcome:
     """How the night ended once nothing is left to wait for: a stop or a budget, or no idea for any target."""
     if reason is None:
         return _exhausted(session)
-    return Outcome(Ending.STOPPED if session.harness.stop() else Ending.BUDGET, reason)
+    return Outcome(Ending.STOPPED if reason == STOPPED_ON_REQUEST else Ending.BUDGET, reason)
 
 
 def _exhausted(session: Session) -> Outcome:

@@ -86,7 +86,8 @@ def open_session(
     if stale:
         show.say(stale)
     placed = replace(harness, device=devices[0])  # profile and final verification: where the first judge works
-    return Session(places, options, journal, branch, lock, placed, proposer, show, devices, places.read_profile())
+    profile = places.read_profile()
+    return Session(places, options, journal, branch, lock, placed, proposer, show, make_proposer, devices, profile)
 
 
 def open_branch_of(session: Session) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Set as AbstractSet
 
 from agent import ranking
+from agent.between import next_handed_in, unpinned
 from agent.executors.bench import Bench
 from agent.experiment import begin
 from agent.proposers.base import Ordered
@@ -20,6 +21,10 @@ def hand_out(session: Session, bench: Bench) -> bool:
     if owed and owed[0].candidate:
         begin(session, bench, owed[0].candidate)
         return True
+    handed_in = next_handed_in(session)
+    if handed_in:
+        begin(session, bench, handed_in)
+        return True
     passed: set[str] = set()
     while (target := choose_target(session, passed)) is not None:
         brief = session.brief(target)
@@ -29,7 +34,7 @@ def hand_out(session: Session, bench: Bench) -> bool:
         if take_idea(session, bench, session.proposer.propose(brief), brief):
             return True
         passed.add(target.id)
-    return False
+    return hand_out(session, bench) if unpinned(session) else False
 
 
 def take_idea(session: Session, bench: Bench, proposal: Proposal, brief: Brief) -> bool:
@@ -45,7 +50,7 @@ def take_idea(session: Session, bench: Bench, proposal: Proposal, brief: Brief) 
 
 def choose_target(session: Session, passed: AbstractSet[str] = frozenset()) -> Target | None:
     """The ranking's choice, or that of a proposer with an order of its own (replay)."""
-    experiments, parked = session.experiments(), frozenset(session.parked | passed)
+    experiments, parked = session.experiments(), session.closed() | passed
     if isinstance(session.proposer, Ordered):
         playable = [target for target in session.targets if target.id not in parked]
         return session.proposer.next_target(playable, experiments)

@@ -18,12 +18,14 @@ from agent.policy import duplicate_of
 from agent.proposers.base import Proposer
 from agent.records import Attempt, Brief, Candidate, Command, Experiment, InvalidReply, RowStatus
 from agent.repository import SessionBranch
+from agent.steering import steering
 from agent.verbs import Harness
 from harness import wire
 from harness.records import LibraryPolicy, ModelSpec, ProfileReport, Target, VerifyReport
 from harness.rpc import EventSink
 
 Say = Callable[[str], None]
+STOPPED_ON_REQUEST = "stopped on request"
 NOT_COUNTED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
 
 
@@ -49,6 +51,8 @@ class Options:
     command: Command = field(default_factory=Command)
     executor: str = "local"
     devices: tuple[str, ...] = ()
+    config: str = ""  # the file of --config; empty: the workspace's overnight.yaml
+    flags: tuple[str, ...] = ()  # settings that a flag has set: they win over the file's, edited ones included
 
 
 @dataclass
@@ -63,10 +67,12 @@ class Session:
     harness: Harness
     proposer: Proposer
     show: Show
+    make_proposer: Callable[[Options], Proposer]
     devices: tuple[Device, ...] = (ANYWHERE,)
     report: ProfileReport | None = None
     verified: VerifyReport | None = None  # the model with what is kept, as measured last by this process
     parked: set[str] = field(default_factory=set)
+    program: str = ""  # program.md as last read
     on_keep: Callable[[Experiment], None] = lambda _experiment: None  # after each keep is recorded
     on_end: Callable[[str, str], None] = lambda _ending, _reason: None  # when a run ends by itself or on request
 
@@ -100,10 +106,21 @@ class Session:
 
     def stop_reason(self, thinking: int = 0) -> str | None:
         """Why no further experiment may start, while `thinking` more are being thought of."""
-        if self.harness.stop():
-            return "stopped on request"
+        if self.harness.stop() or steering(self.places).stopping:
+            return STOPPED_ON_REQUEST
         spent = self.spent()
         return exhausted(self.options.budget, replace(spent, experiments=spent.experiments + thinking))
+
+    def closed(self) -> frozenset[str]:
+        """Targets not to be worked on: parked, or steered away from."""
+        ids = tuple(target.id for target in self.targets if target.id not in self.parked)
+        return frozenset(self.parked) | steering(self.places).closed(ids)
+
+    def change_options(self, options: Options) -> None:
+        """Go on with other settings; raises InputError, and changes nothing, when no proposer can be made of them."""
+        proposer = self.make_proposer(options)
+        self.journal.set_note("options", wire.to_json(options))
+        self.options, self.proposer = options, proposer
 
     def spent(self) -> Spent:
         """What counts against the budget."""
@@ -143,13 +160,24 @@ class Session:
                 for one in self.experiments()
                 if one.target == target.id and one.status is not None
             ),
-            program=_text_of(self.places.root / "program.md"),
+            program=self.guidance(),
             in_flight=tuple(
                 one.candidate
                 for one in self.experiments()
                 if one.target == target.id and one.status is None and one.candidate
             ),
         )
+
+    def guidance(self) -> str:
+        """program.md as it reads now; one that cannot be read is said, and what was read before stays."""
+        path = self.places.root / "program.md"
+        try:
+            self.program = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            self.program = ""
+        except OSError as error:
+            self.say(f"program.md cannot be read ({error.strerror}): what was read before stays in force")
+        return self.program
 
     def store_source(self, number: int, proposal: Candidate | InvalidReply) -> Path:
         """Write prompt, reply and candidate of an experiment; returns the candidate's file."""
@@ -241,10 +269,3 @@ def note_tip(session: Session) -> None:
     tip = session.branch.tip()
     if tip and tip != session.journal.note("tip"):
         session.journal.set_note("tip", tip)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, IsADirectoryError):
-        return ""

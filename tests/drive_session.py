@@ -62,6 +62,7 @@ def main() -> int:
             change=lambda options: replace(
                 options,
                 budget=amended(options.budget, flags),
+                flags=tuple(name for name, value in flags.items() if value),
                 command=Command((arguments.command,)) if arguments.command else options.command,
             ),
             accept_change=arguments.accept_change,

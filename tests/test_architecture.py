@@ -28,7 +28,17 @@ AGENT_LAYERS = (
         "runner",
         "report",
     }
-    | {"live_settings", "preflight", "machine_watch", "package", "dataset", "morning", "announcing", "dashboard"},
+    | {
+        "live_settings",
+        "between",
+        "preflight",
+        "machine_watch",
+        "package",
+        "dataset",
+        "morning",
+        "announcing",
+        "dashboard",
+    },
     {"cli_handover", "cli_steering", "cli_morning"}
     | {"cli_options", "cli_measure", "cli_session", "cli_read", "cli", "__main__"},
 )

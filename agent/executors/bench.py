@@ -108,6 +108,12 @@ class Bench:
             raise done.error
         return done
 
+    def rest(self) -> None:
+        """End the seats' processes while no answer is to come; they start again with the next job."""
+        assert not self._open
+        for seat in self._seats:
+            seat.close()
+
     def close(self) -> None:
         """End every seat's work and thread."""
         with self._changed:
