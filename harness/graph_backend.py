@@ -54,11 +54,12 @@ def unplayable(graph: fx.GraphModule) -> str:
         facts = graph_facts(graph)
     except TORCH_FAILURES as error:
         return f"it could not be looked at: {type(error).__name__}"
-    if facts.mutated:
-        return "it writes to a tensor"
+    given = [node for node in graph.graph.nodes if node.op in {"placeholder", "get_attr"}]
+    if any(facts.storages.get(node, frozenset()) & facts.mutated for node in given):
+        return "it writes to a tensor that it is given"
     if facts.random:
         return "it draws random numbers"
-    values = [facts.values.get(node) for node in graph.graph.nodes if node.op in {"placeholder", "get_attr"}]
+    values = [facts.values.get(node) for node in given]
     if not all(value.is_cuda for value in values if isinstance(value, torch.Tensor)):
         return "it reads a tensor of the CPU"
     return ""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.graph_backend import learnt, moving, plain_arguments
+from harness.graph_backend import learnt, moving, plain_arguments, unplayable
 from harness.graph_player import GraphPlayer
 
 
@@ -196,3 +196,47 @@ def test_an_argument_that_is_more_than_a_tensor_is_not_launched_ahead():
     assert plain_arguments((torch.zeros(1), 3), {"name": None}) is not None
     assert plain_arguments(([torch.zeros(1)],), {}) is None
     assert plain_arguments((), {"mask": {"a": torch.zeros(1)}}) is None
+
+
+class Writes(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.drop = what, nn.Dropout(0.5)
+        self.register_buffer("steps", torch.zeros(4))
+
+    def forward(self, x):
+        y = x * 2
+        if self.what == "buffer":
+            self.steps += 1
+        if self.what == "view of the input":
+            x[1:].add_(1)
+        if self.what == "value of its own":
+            y.add_(1)
+        if self.what == "random":
+            y = self.drop(y)
+        return y + self.steps
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("buffer", "it writes to a tensor that it is given"),
+        ("view of the input", "it writes to a tensor that it is given"),
+        ("random", "it draws random numbers"),
+        ("value of its own", "it reads a tensor of the CPU"),  # what a machine without a GPU says of the rest
+    ],
+)
+def test_a_graph_that_a_recording_would_change_the_meaning_of_is_not_recorded(what, reason):
+    found = []
+
+    def backend(graph, examples):
+        del examples
+        found.append(unplayable(graph))
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(Writes(what), backend=backend)(torch.ones(4))
+    assert found == [reason]
+    torch.compile(Writes(what), backend=backend)(torch.ones(4))
+    assert found[-1] == "gradients are on"
