@@ -1,9 +1,12 @@
 """What a worker is asked and answers, as checked values, and the ways in which it can fail."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import psutil
 
 from harness.arena import Slot
 from harness.records import Scalar
@@ -17,11 +20,19 @@ class Execution(StrEnum):
     COMPILE = "compile"
 
 
+MEMORY_BYTES, MEMORY_SHARE = 16 << 30, 0.6
+
+
+def _memory_bytes() -> int:
+    """At most a share of what is free now: a worker that takes all it may must not push others out."""
+    return min(MEMORY_BYTES, int(psutil.virtual_memory().available * MEMORY_SHARE))
+
+
 @dataclass(frozen=True)
 class Limits:
     """What one worker may use. Beyond `log_bytes` output is thrown away, beyond `output_bytes` the worker is killed."""
 
-    memory_bytes: int = 16 << 30
+    memory_bytes: int = field(default_factory=_memory_bytes)
     processes: int = 256
     file_bytes: int = 2 << 30
     scratch_bytes: int = 4 << 30
@@ -55,6 +66,8 @@ class CallReport:
     peak_memory_mb: float | None
     hooked: bool = False  # a trace, profile hook or torch mode of the kernel's runs between its calls
     kept: bool = False  # the kernel still holds the memory of an output after the call
+    patched: str = ""  # a function of torch's, Python's or ours that the kernel replaced
+    switched: str = ""  # a global switch that the kernel left otherwise
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,8 @@ class Sample:
 
     seconds: float
     device_seconds: float | None
+    addresses: tuple[tuple[int, ...], ...] = ()
+    """Where a CPU worker says the outputs of each prepared call lie."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +141,8 @@ def call_report(answer: Mapping[str, Any]) -> CallReport:
         memory,
         answer.get("hooked") is True,
         answer.get("kept") is True,
+        text(answer.get("patched"))[:200],
+        text(answer.get("switched"))[:200],
     )
 
 
@@ -144,10 +161,39 @@ def _output_report(entry: Mapping[str, Any]) -> OutputReport:
 
 
 def text(value: object) -> str:
-    """A string of bounded length; empty when the worker sent something else."""
-    return value[:20000] if isinstance(value, str) else ""
+    """A string of bounded length that can be stored and shown; empty when the worker sent something else.
+
+    Lone surrogates and control characters (a terminal would obey them) are replaced.
+    """
+    if not isinstance(value, str):
+        return ""
+    plain = value[:20000].encode("utf-8", "replace").decode("utf-8")
+    return "".join(sign if sign.isprintable() or sign == "\n" else " " if sign == "\t" else "?" for sign in plain)
 
 
 def number(value: object) -> float | None:
-    """A float, None when the worker sent something else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A finite float, None when the worker sent something else."""
+    try:
+        return float(value) if type(value) in {int, float} and math.isfinite(value) else None  # type: ignore[arg-type]
+    except OverflowError:
+        return None
+
+
+def device_seconds(value: object) -> float | None:
+    """A worker's claim of device time. Raises ValueError for one that no clock can show."""
+    if value is None:
+        return None
+    seconds = number(value)
+    if seconds is None or seconds <= 0:
+        raise ValueError(f"device time of {text(str(value))[:40]}")
+    return seconds
+
+
+def addresses(value: object) -> tuple[tuple[int, ...], ...]:
+    """Where outputs lie; raises TypeError or ValueError for what is no list of lists of addresses."""
+    if not isinstance(value, list):
+        return ()
+    found = tuple(tuple(int(address) for address in call) for call in value)
+    if any(not 0 <= address < 1 << 64 for call in found for address in call):
+        raise ValueError("an address beyond memory")
+    return found

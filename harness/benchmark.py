@@ -7,7 +7,7 @@ three process pairs, the lower bound above the bar, every pair ahead, no case be
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -218,6 +218,7 @@ class _Races:
 
     pairs: list[list[Pair]]
     peak_memory_mb: float | None = None
+    prepack_seconds: list[float] = field(default_factory=list)
 
     def results(self, cases: Sequence[CaseBaseline], trials: int) -> list[CaseResult]:
         """The interval of each case, as wide as `trials` earlier candidates demand."""
@@ -262,6 +263,7 @@ def run_benchmark(
                 final = cases[-1]
                 show_the_work(baselines.incumbent(final, process), lane, races.pairs[-1][-1])
         finally:
+            races.prepack_seconds += lane.prepack_seconds
             races.peak_memory_mb = max(races.peak_memory_mb or 0.0, lane.worker.peak_memory_mb or 0.0) or None
             lane.close()
         if hopeless:
@@ -269,7 +271,9 @@ def run_benchmark(
     results = races.results(cases, request.trials)
     for result in results:
         _above_floor(oracle, result.baseline.case, result.pairs)
-    return _decide(results, request, oracle, races.peak_memory_mb)
+    outcome = _decide(results, request, oracle, races.peak_memory_mb)
+    packed_us = median(races.prepack_seconds) * 1e6 if races.prepack_seconds else None
+    return replace(outcome, timing=replace(outcome.timing, prepack_us=packed_us))
 
 
 def _race_process(

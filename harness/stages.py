@@ -4,6 +4,7 @@ A candidate's failure is a `Refusal`, caught in one place (harness/judge.py), wh
 not checked here: speed, and what happens between timed calls (harness/benchmark.py).
 """
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +18,12 @@ from threading import Lock
 import torch
 
 from harness.arena import Arena, Slot, extent
+from harness.census import cpu_seconds
 from harness.compare import Expected, compare_all
 from harness.errors import OursError
 from harness.oracle import Oracle, Question, ReferenceRefusal
 from harness.problem import Case, Problem, itemsize
-from harness.records import Blame, Scalar, StageName, StageResult, StageStatus, Status
+from harness.records import Blame, Role, Scalar, StageName, StageResult, StageStatus, Status
 from harness.statics import KernelFile
 from harness.truth import Leaves
 from harness.workshop import (
@@ -47,6 +49,8 @@ CALLS_IN_A_ROW = 4
 ARENA_SLACK = 1 << 26
 BESIDE_BYTES = 1 << 33
 """A second arena beside the first one, up to this size."""
+REST_S, SPIN_S, IDLE_WINDOWS_S, BUSY_SHARE = 1.0, 0.02, (0.1, 0.2), 0.15
+"""A process of the kernel's has REST_S to end; the worker is busy when it takes BUSY_SHARE of a core in all windows."""
 
 FIVE_STAGES = (StageName.SMOKE, StageName.SHAPES, StageName.STABILITY, StageName.DETERMINISM, StageName.EDGE)
 
@@ -100,7 +104,9 @@ def candidate_failures(what: str) -> Iterator[None]:
     try:
         yield
     except KernelRaised as error:
-        raise Refusal(Status.CRASH, f"raised {error.type_name} {what}: {_first_line(error.message)}") from error
+        raise Refusal(
+            Status.CRASH, f"raised {_first_line(error.type_name)[:80]} {what}: {_first_line(error.message)}"
+        ) from error
     except WorkerTimeout as error:
         raise Refusal(Status.TIMEOUT, f"did not finish {what}: {error}") from error
     except WorkerOutOfMemory as error:
@@ -138,6 +144,7 @@ class Examinee:
             raise
         self._device = workshop.device
         self._called = False
+        self.packs = True  # until the file turns out to declare no prepack
         self.answers = 0
         self.kept: list[str] = []  # the cases whose output the kernel did not let go of
 
@@ -150,7 +157,8 @@ class Examinee:
         """The candidate's outputs for a question, as views of the arena that live until the next call."""
         with self.gate:
             self.arena.reset()
-            placed = [self.arena.place(value) for value in question.inputs]
+        placed = self.place(question)
+        with self.gate:
             before = [self.arena.digest(slot) for slot in placed]
             slots = self.reserve(question.expected)
             self.arena.poison_margins()
@@ -166,6 +174,10 @@ class Examinee:
         if report.hooked:
             said = f"left a trace, a profile hook or a torch mode switched on after {question.case.name}"
             raise Refusal(Status.CHEAT, said, "hook_left_on")
+        if report.switched:
+            raise Refusal(Status.CHEAT, f"changed {report.switched} for the whole process", "global_state")
+        if report.patched:
+            raise Refusal(Status.CHEAT, f"replaced {report.patched}, which the whole process shares", "patched_library")
         self.answers += 1
         if report.kept:
             self.kept.append(question.case.name)
@@ -179,6 +191,23 @@ class Examinee:
         if self.arena.margins_digest() != margins:
             raise Refusal(Status.CHEAT, f"wrote beside its tensors on {question.case.name}", "out_of_bounds")
 
+    def place(self, question: Question) -> list[Slot]:
+        """The inputs in the arena, weights first: whoever packs them has not seen the activations yet."""
+        roles = [draw.role for draw in question.case.inputs]
+        with self.gate:
+            weights = {i: self.arena.place(v) for i, v in enumerate(question.inputs) if roles[i] is Role.WEIGHT}
+        self.pack(list(weights.values()), forget=True)
+        with self.gate:
+            rest = {i: self.arena.place(v) for i, v in enumerate(question.inputs) if i not in weights}
+        return [slot for _, slot in sorted((weights | rest).items())]
+
+    def pack(self, weights: Sequence[Slot], *, forget: bool = False) -> None:
+        """Let a file that declares `prepack` rearrange its weights."""
+        if weights and self.packs:
+            with candidate_failures("in prepack"):
+                seconds = self.worker.prepack(weights, PREPARE_TIMEOUT_S[self._device], forget=forget)
+            self.packs = seconds is not None
+
     def reserve(self, expected: Sequence[Expected]) -> list[Slot]:
         """Poisoned room for every output."""
         return [self.arena.reserve(leaf.original.shape, leaf.original.dtype) for leaf in expected]
@@ -189,6 +218,23 @@ class Examinee:
         with self.gate:
             verify(outputs, question)
         return outputs
+
+    def rest(self) -> None:
+        """Between calls a kernel does nothing: no process of its own goes on, no thread is busy."""
+        deadline = time.monotonic() + REST_S
+        while len(running := self.worker.processes()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if len(running) > 1:
+            said = f"left {len(running) - 1} processes of its own running after its calls"
+            raise Refusal(Status.CHEAT, said, "left_running")
+        if os.environ.get("OMP_WAIT_POLICY", "").lower() != "active" and all(map(self._busy, IDLE_WINDOWS_S)):
+            raise Refusal(Status.CHEAT, "goes on working between its calls", "left_running")
+
+    def _busy(self, window_s: float) -> bool:
+        time.sleep(SPIN_S)  # threads of OpenMP spin for a moment after a call
+        before = cpu_seconds(self.worker.processes())
+        time.sleep(window_s)
+        return cpu_seconds(self.worker.processes()) - before > BUSY_SHARE * window_s
 
     def close(self) -> None:
         """Kill the worker, give the memory back."""
@@ -392,6 +438,7 @@ def _determinism(exam: Exam, examinee: Examinee) -> str:
                 verify(outputs, twin, "stale_output", Status.CHEAT)
         kept.append((question, first))
     _outputs_stay_valid(exam, examinee, cases[-1])
+    examinee.rest()
     if 2 * len(examinee.kept) > examinee.answers:  # once in a while a thread of the kernel's is slow to let go
         said = (
             f"holds on to the memory of its output after the call on {examinee.kept[0]}: it may change or be used again"
@@ -463,6 +510,9 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
     arena.reset()
     keywords, positional = constants_of(exam.oracle.problem, case)
     placed = [tuple(arena.place(value) for value in question.inputs) for question in reversed(questions)]
+    weights = [[s for s, draw in zip(slots, case.inputs, strict=True) if draw.role is Role.WEIGHT] for slots in placed]
+    for packed in weights:
+        examinee.pack(packed)
     results = len(questions[0].expected)
     calls = [PreparedCall(slots, keywords, positional, results) for slots in placed]
     settle(device)
@@ -472,6 +522,8 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
             for slot, value in zip(slots, question.inputs, strict=True):
                 copy_into(arena.tensor(slot), value)
         settle(device)
+        for packed in weights:
+            examinee.pack(packed)
         examinee.worker.time(1, PREPARE_TIMEOUT_S[device])
     outputs = examinee.reserve(questions[0].expected)
     for index, question in enumerate(questions):

@@ -20,7 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
+import torch
 
+from harness import process_memory
 from harness.answers import (
     CallReport,
     Census,
@@ -32,11 +34,13 @@ from harness.answers import (
     WorkerDied,
     WorkerOutOfMemory,
     WorkerTimeout,
+    addresses,
     call_report,
-    number,
+    device_seconds,
     text,
 )
 from harness.arena import Arena, Slot
+from harness.census import tree_of
 from harness.errors import MachineError
 from harness.harvest import harvest, open_below
 from harness.records import Scalar
@@ -57,6 +61,8 @@ class Worker:
         self._start_timeout_s = start_timeout_s
         self._ended: dict[str, Any] | None = None
         self._guard = 0
+        self._pid = 0
+        self.visible = False  # whether this machine lets us read the worker's memory
         self._closed = False
         self._source: dict[str, str] = {}
         self._expected = ""
@@ -68,10 +74,12 @@ class Worker:
             if not self._guard:
                 raise MachineError("no worker could be forked: out of processes or memory")
             hello = self._receive(start_timeout_s)
+            self._pid = _only_child(self._guard)  # no foreign code has run yet
+            self.visible = self.peek(int(hello["address"]), 1) is not None
             self.layers = tuple(
                 name if active else f"{name}: missing ({reason})" for name, active, reason in hello["layers"]
             )
-        except (WorkerTimeout, WorkerDied) as error:
+        except (WorkerTimeout, WorkerDied, process_memory.NoSuchMemory) as error:
             self.close()
             raise MachineError(f"a worker did not start: {error}; {self.log[-1000:]}") from error
         except BaseException:
@@ -112,13 +120,16 @@ class Worker:
         """Import the kernel file. Raises KernelRaised, WorkerTimeout, WorkerDied, WorkerOutOfMemory."""
         self._ask({"verb": "load", **self._source}, timeout_s)
 
-    def prepack(self, weights: Sequence[Slot], timeout_s: float) -> float | None:
+    def prepack(self, weights: Sequence[Slot], timeout_s: float, *, forget: bool = False) -> float | None:
         """Have the file's `prepack` rearrange these weights; the seconds it took, None when it declares none.
 
         Later calls that name the same slots get the packed tensors instead: call it again when contents change.
+        `forget` drops what was packed for other slots.
         """
+        self._settle()
         begin = time.perf_counter()
-        answer = self._ask({"verb": "prepack", "weights": [asdict(slot) for slot in weights]}, timeout_s)
+        body = {"verb": "prepack", "weights": [asdict(slot) for slot in weights], "forget": forget}
+        answer = self._ask(body, timeout_s)
         return time.perf_counter() - begin if answer.get("packed") is True else None
 
     def call(
@@ -152,7 +163,20 @@ class Worker:
         begin = time.perf_counter()
         answer = self._ask(body, timeout_s)
         seconds = time.perf_counter() - begin
-        return Sample(seconds, number(answer.get("device_seconds")))
+        try:
+            claimed = device_seconds(answer.get("device_seconds"))
+            return Sample(seconds, claimed, addresses(answer.get("addresses")))
+        except (TypeError, ValueError) as error:
+            raise self._disagreed(error) from None
+
+    def peek(self, address: int, nbytes: int) -> "torch.Tensor | None":
+        """Bytes of the worker's own memory, read without its help; None where this machine forbids that.
+
+        Raises NoSuchMemory when nothing is there.
+        """
+        if not self._pid:
+            return None
+        return process_memory.read(self._pid, address, nbytes)
 
     def collect(self, index: int, outputs: Sequence[Slot], timeout_s: float = 60.0) -> CallReport:
         """Copy what prepared call `index` returned in the last timed run into `outputs`."""
@@ -173,6 +197,10 @@ class Worker:
                     threads += process.num_threads()
                     processes += 1
         return Census(processes, threads)
+
+    def processes(self) -> list[int]:
+        """The worker and whatever it started that still runs."""
+        return tree_of(self._guard)
 
     def pause(self) -> None:
         """Stop every process of the worker: nothing of it runs until `resume`. Raises WorkerDied when it is gone."""
@@ -331,11 +359,14 @@ class Worker:
     def _call_report(self, answer: dict[str, Any]) -> CallReport:
         try:
             report = call_report(answer)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self.close()
-            raise WorkerDied(f"the worker's answer has not the agreed form: {error!r}", reason="protocol") from None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise self._disagreed(error) from None
         self.peak_memory_mb = report.peak_memory_mb
         return report
+
+    def _disagreed(self, error: Exception) -> WorkerDied:
+        self.close()
+        return WorkerDied(f"the worker's answer has not the agreed form: {error!r}", reason="protocol")
 
 
 def _kill(guard: int) -> None:
@@ -345,6 +376,13 @@ def _kill(guard: int) -> None:
         for member in (process, *process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 member.kill()
+
+
+def _only_child(guard: int) -> int:
+    """The worker itself, 0 where /proc does not tell."""
+    with suppress(OSError, ValueError):
+        return int(Path(f"/proc/{guard}/task/{guard}/children").read_text())
+    return 0
 
 
 def _await_absence(guard: int) -> None:

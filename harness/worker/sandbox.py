@@ -248,12 +248,12 @@ def _build_root(place: Place, scratch_bytes: int) -> None:
     calls.unshare(calls.CLONE_NEWNS)
     calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
     calls.mount("tmpfs", root, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "size=4m,mode=755")
+    _tmpfs(f"{root}/tmp", scratch_bytes, "1777")  # first: an interpreter may lie below the machine's own /tmp
     _bind_readable(root, place)
     _bind_devices(root)
     _proc(root)
     old = f"{root}/.old"
     Path(old).mkdir()
-    _tmpfs(f"{root}/tmp", scratch_bytes, "1777")
     _tmpfs(f"{root}/dev/shm", scratch_bytes, "1777")
     if place.seed:
         shutil.copytree(place.seed, root + PRIVATE_SCRATCH)

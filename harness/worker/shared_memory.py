@@ -72,6 +72,8 @@ def describe(leaf: Any, storages: list[tuple[int, int]]) -> dict[str, Any]:
     report["device"] = leaf.device.type
     report["dtype"] = str(leaf.dtype).removeprefix("torch.")
     report["shape"] = list(leaf.shape)
+    if leaf.is_conj() or leaf.is_neg():
+        return {**report, "tensor": False, "type_name": "torch.Tensor whose sign or conjugate is left for later"}
     if leaf.layout is not torch.strided:
         return {**report, "tensor": False, "type_name": f"torch.Tensor[{leaf.layout}]"}
     begin, end = span(leaf)

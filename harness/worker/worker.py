@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import frames
 from .compiled import compiled
+from .integrity import Snapshot
 from .shared_memory import SharedMemory, describe, slot_key, span
 
 MAX_TEXT = 8000
@@ -61,6 +62,7 @@ class Worker:
         self.prepared: list[Prepared] = []
         self.graph: Any = None
         self.module: ModuleType | None = None
+        self.before: Snapshot | None = None
         self._packed: dict[tuple[Any, ...], torch.Tensor] = {}
         self._bound: dict[Any, Kernel] = {}
         self._libraries: list[Any] = []
@@ -87,6 +89,7 @@ class Worker:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        self.before = Snapshot(__name__.rpartition(".")[0])
         spec.loader.exec_module(module)
         self.execution = body["execution"]
         entry = getattr(module, body["entry"], None)
@@ -101,13 +104,27 @@ class Worker:
         function = getattr(self.module, "prepack", None)
         if function is None:
             return {"packed": False}
+        if body.get("forget"):
+            self._packed.clear()
         packed = function(*[self.memory.tensor(slot) for slot in body["weights"]])
         leaves = list(packed) if isinstance(packed, tuple | list) else [packed]
         if len(leaves) != len(body["weights"]) or not all(type(leaf) is torch.Tensor for leaf in leaves):
             raise TypeError(f"prepack must return one tensor for each of its {len(body['weights'])} weights")
-        self._packed.update(zip(map(slot_key, body["weights"]), leaves, strict=True))
+        for key, leaf in zip(map(slot_key, body["weights"]), leaves, strict=True):
+            self._keep_packed(key, leaf)
         self._synchronize()
         return {"packed": True}
+
+    def _keep_packed(self, key: tuple[Any, ...], leaf: torch.Tensor) -> None:
+        """In place where the same weights were packed before: a graph was recorded with that memory."""
+        known = self._packed.get(key)
+        if known is None:
+            self._packed[key] = leaf
+            return
+        if (known.shape, known.stride(), known.dtype) != (leaf.shape, leaf.stride(), leaf.dtype):
+            raise TypeError("prepack must return the same layout for the same weights")
+        if known is not leaf:
+            known.copy_(leaf)
 
     def call(self, body: dict[str, Any]) -> dict[str, Any]:
         """One call; its outputs copied into the slots that the judge named."""
@@ -117,7 +134,9 @@ class Worker:
         answer = self._deliver(prepared, body["outputs"])
         watched = _storages_of(prepared.result)
         prepared.result = None
-        return {**answer, "hooked": _hooked(), "kept": _any_alive(watched)}
+        assert self.before is not None
+        changed = {"patched": self.before.patched(), "switched": self.before.switched()}
+        return {**answer, **changed, "hooked": _hooked(), "kept": _any_alive(watched)}
 
     def prepare(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make the calls of the timed runs ready; on a GPU warm up and capture them all in one graph."""
@@ -136,7 +155,7 @@ class Worker:
         if not self._cuda():
             for _ in range(body["repeats"]):
                 self._run_all()
-            return {"device_seconds": None}
+            return {"device_seconds": None, "addresses": [_addresses(prepared.result) for prepared in self.prepared]}
         pairs = []
         for _ in range(body["repeats"]):
             if body["flush"]:
@@ -261,6 +280,12 @@ class Worker:
         return {"peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
 
 
+def _addresses(result: Any) -> list[int]:
+    """Where the leaves of a result begin: the judge looks there itself."""
+    leaves = result if isinstance(result, tuple | list) else (result,)
+    return [leaf.data_ptr() for leaf in leaves[:64] if type(leaf) is torch.Tensor]
+
+
 def _hooked() -> bool:
     """Whether code of the kernel would run inside the worker's own calls."""
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()  # noqa: SLF001
@@ -297,7 +322,7 @@ def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any
         sys.stdout.reconfigure(line_buffering=True)
     if request["threads"] is not None:
         torch.set_num_threads(request["threads"])
-    frames.send(channel, {"layers": layers})
+    frames.send(channel, {"layers": layers, "address": id(layers)})
     worker = Worker(request)
     verbs = {
         verb: getattr(worker, verb) for verb in ("awaken", "load", "prepack", "call", "prepare", "time", "collect")
