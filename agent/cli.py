@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from agent import cli_handover, cli_measure, cli_morning, cli_read, cli_session, cli_steering
+from agent import cli_handover, cli_measure, cli_morning, cli_read, cli_redteam, cli_session, cli_steering
 from agent.errors import OvernightError, StopRequestedError
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
@@ -43,6 +43,7 @@ for command in (
     cli_session.verify,
     cli_handover.apply,
     cli_measure.check,
+    cli_redteam.redteam,
 ):
     app.command()(command)
 app.command("try")(cli_steering.try_kernel)

@@ -13,7 +13,7 @@ AGENT_LAYERS = (
     {"budget", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"}
     | {"visible", "devices"},
     {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"}
-    | {"lease", "executors"}
+    | {"lease", "executors", "redteam"}
     | {"user_branch", "steering", "gpu", "disk", "wakefulness", "unit", "notify", "notify_sender"},
     {
         "session",
@@ -39,7 +39,7 @@ AGENT_LAYERS = (
         "announcing",
         "dashboard",
     },
-    {"cli_handover", "cli_steering", "cli_morning"}
+    {"cli_handover", "cli_steering", "cli_morning", "cli_redteam"}
     | {"cli_options", "cli_measure", "cli_session", "cli_read", "cli", "__main__"},
 )
 
