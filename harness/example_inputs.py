@@ -1,4 +1,4 @@
-"""Inputs for a model: from the user's function, from shapes, or derived from its signature and configuration."""
+"""Inputs for a model from the user's function or from shapes, and how values are drawn (others: `derived_inputs`)."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,6 @@ from harness.errors import InputError
 
 SEED = 1
 ID_NAMES = ("input_ids", "tokens", "ids", "idx", "token_ids", "decoder_input_ids", "x_ids", "indices")
-DEFAULT_LENGTH = 128
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def shaped_inputs(
         raise InputError(
             f"{type(model).__name__}.forward needs {', '.join(names)}: give --input-shape once for each, or --inputs"
         )
-    first = _first_table(model)
+    first = first_table(model)
     args = []
     for index, shape in enumerate(shapes):
         name = names[index] if index < len(names) else ""
@@ -114,7 +113,7 @@ def shaped_inputs(
 
 def _drawn(shape: Sequence[int], table: nn.Embedding | None, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     try:
-        return _floats(shape, device, dtype) if table is None else _ids(shape, table.num_embeddings, device)
+        return random_floats(shape, device, dtype) if table is None else random_ids(shape, table.num_embeddings, device)
     except (RuntimeError, MemoryError) as error:  # torch's allocator says RuntimeError
         asked = ",".join(map(str, shape))
         raise InputError(f"--input-shape {asked} does not fit into this machine's memory; ask for less") from error
@@ -136,7 +135,7 @@ def required_parameters(model: nn.Module) -> list[str]:
     return required or [p.name for p in parameters[:1]]
 
 
-def _first_table(model: nn.Module) -> nn.Embedding | None:
+def first_table(model: nn.Module) -> nn.Embedding | None:
     """The table that token ids index: the first embedding, when it comes before any other weighted layer."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -146,45 +145,11 @@ def _first_table(model: nn.Module) -> nn.Embedding | None:
     return None
 
 
-def _ids(shape: Sequence[int], limit: int, device: torch.device) -> torch.Tensor:
+def random_ids(shape: Sequence[int], limit: int, device: torch.device) -> torch.Tensor:
+    """Ids from 0 to `limit` - 1."""
     return torch.randint(0, limit, tuple(shape), generator=torch.Generator().manual_seed(SEED)).to(device)
 
 
-def _floats(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def random_floats(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Standard normal values."""
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(SEED)).to(device, dtype)
-
-
-def derive_inputs(model: nn.Module, device: torch.device, dtype: torch.dtype) -> InputSet:
-    """Inputs from the model's configuration or its first layer; raises InputError when that is a guess too far."""
-    names = required_parameters(model)
-    config: Any = getattr(model, "config", None)
-    vocabulary = getattr(config, "vocab_size", None)
-    if isinstance(vocabulary, int) and hasattr(model, "get_input_embeddings"):
-        positions = getattr(config, "max_position_embeddings", None) or DEFAULT_LENGTH
-        return InputSet((), {"input_ids": _ids((1, min(DEFAULT_LENGTH, positions)), vocabulary, device)})
-    size = getattr(config, "image_size", None)
-    if size is not None and hasattr(config, "num_channels"):
-        height, width = (size, size) if isinstance(size, int) else tuple(size)
-        return InputSet((), {"pixel_values": _floats((1, config.num_channels, height, width), device, dtype)})
-    if len(names) == 1:
-        table = _first_table(model)
-        if table is not None:
-            return InputSet((_ids((1, DEFAULT_LENGTH), table.num_embeddings, device),))
-        shape = _first_layer_shape(model)
-        if shape is not None:
-            return InputSet((_floats(shape, device, dtype),))
-    raise InputError(
-        f"cannot tell what {type(model).__name__}.forward({', '.join(names)}) takes; give --inputs FILE.py:FUNCTION or "
-        "--input-shape, once per parameter"
-    )
-
-
-def _first_layer_shape(model: nn.Module) -> tuple[int, ...] | None:
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            return (8, module.in_features)
-        if isinstance(module, nn.Conv2d):
-            return (2, module.in_channels, 64, 64)
-        if isinstance(module, nn.Conv1d):
-            return (2, module.in_channels, 256)
-    return None

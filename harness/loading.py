@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.derived_inputs import derive_inputs
 from harness.errors import InputError
-from harness.example_inputs import InputSet, derive_inputs, given_inputs, shaped_inputs
+from harness.example_inputs import InputSet, given_inputs, shaped_inputs
+from harness.outputs import copied, restored
 from harness.records import SHORT_DTYPES, ModelSpec
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -46,9 +48,10 @@ class LoadedModel:
     input_sets: tuple[InputSet, ...] = ()
 
     def __call__(self) -> Any:
-        """Run the model on its example, without gradients."""
-        with torch.no_grad():
-            return self.model(*self.args, **self.kwargs)
+        """Run the model on a copy of its example, without gradients; the buffers stay as they are."""
+        args, kwargs = copied((self.args, self.kwargs))
+        with torch.no_grad(), restored(self.model):
+            return self.model(*args, **kwargs)
 
 
 @dataclass(frozen=True)
