@@ -14,9 +14,10 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from harness.errors import InputError
-from harness.facts import example_of
+from harness.facts import GraphFacts, example_of
 from harness.loading import LoadedModel, first_line
-from harness.regions import Region, find_regions
+from harness.outputs import copied, like_original, restored
+from harness.regions import LeftOut, Region, survey
 
 MAX_CALLS_KEPT = 256
 
@@ -27,6 +28,8 @@ class CapturedGraph:
 
     module: GraphModule
     regions: list[Region]
+    left_out: list[LeftOut]
+    facts: GraphFacts
     names: tuple[str, ...]  # of all nodes, as Dynamo gave them
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -84,7 +87,8 @@ def _trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
     def backend(module: GraphModule, _example_inputs: list[Any]) -> Callable[..., Any]:
         names = tuple(node.name for node in module.graph.nodes)
         own = copy_of(module)
-        captured = CapturedGraph(own, find_regions(own), names)
+        found = survey(own)
+        captured = CapturedGraph(own, found.regions, found.left_out, found.facts, names)
         own.recompile()
         graphs.append(captured)
         zeros = None if compute else _zero_maker(module.graph)
@@ -93,16 +97,29 @@ def _trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
             if zeros is not None:
                 return zeros()
             if len(captured.calls) < MAX_CALLS_KEPT:
-                captured.calls.append(inputs)
+                captured.calls.append(_as_given(captured, inputs))
             return module.forward(*inputs)
 
         return run
 
     torch._dynamo.reset()  # noqa: SLF001 - the public way to start afresh
-    with torch.no_grad():
+    args, kwargs = copied((tuple(args), dict(kwargs)))
+    with torch.no_grad(), restored(model), torch.random.fork_rng():
         torch.compile(model, backend=backend, dynamic=False)(*args, **kwargs)
     torch._dynamo.reset()  # noqa: SLF001
     return graphs
+
+
+def _as_given(graph: CapturedGraph, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """A call's arguments, those that it writes to as they are before."""
+    facts = graph.facts
+    placeholders = [node for node in graph.module.graph.nodes if node.op == "placeholder"]
+    return tuple(
+        like_original(value)
+        if isinstance(value, torch.Tensor) and facts.storages.get(node, frozenset()) & facts.mutated
+        else value
+        for node, value in zip(placeholders, inputs, strict=True)
+    )
 
 
 def copy_of(module: GraphModule) -> GraphModule:

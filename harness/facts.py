@@ -1,8 +1,8 @@
 """What every node of a captured graph is: its fake value, what it aliases, what is mutated, which aten ops it runs.
 
-Found by running the graph once on fake tensors: aliases by storage, mutations by version counters, heavy and random
-operations by the aten operators that really run, never by the spelling of a name. Does not see through a custom
-operator whose schema lies about mutation.
+Found by running the graph once on fake tensors: aliases by storage, mutations by version counters and by the schemas of
+the aten operators that really run, heavy and random operations by those operators, never by the spelling of a name.
+Does not see through a custom operator whose schema lies about mutation.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,21 +20,26 @@ HEAVY_STEMS = ("conv", "embedding", "attention", "lstm", "gru", "rnn_", "cdist")
 HEAVY_OPS = frozenset(
     {"mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "linear", "_scaled_mm", "_grouped_mm", "linear_backward"}
 )
-CONTEXT_SWITCHES = (
-    "_enter_autocast",
-    "_exit_autocast",
-    "_set_grad_enabled",
-    "inference_mode",
-    "_enter_inference_mode",
-    "_exit_inference_mode",
+CONTEXT_SWITCHES = frozenset(
+    {
+        "_enter_autocast",
+        "_exit_autocast",
+        "_set_grad_enabled",
+        "inference_mode",
+        "_enter_inference_mode",
+        "_exit_inference_mode",
+    }
 )
+TRANSFORM_MODULES = ("torch._functorch", "torch._C._functorch")
+OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "quantized_decomposed"})  # operators that torch brings itself
 
 
 @dataclass
 class GraphFacts:
     """Facts of one graph. `storages` and `mutated` hold storage identities; `context` counts autocast and grad
     switches passed, so that nodes with different numbers must not be joined; `autocast` marks nodes under an enabled
-    autocast."""
+    autocast, `transformed` those whose tensors a functorch transform wraps (vmap, grad), `foreign` those that run an
+    operator that is not torch's own, by its name."""
 
     values: dict[Node, Any] = field(default_factory=dict)
     storages: dict[Node, frozenset[int]] = field(default_factory=dict)
@@ -43,6 +48,8 @@ class GraphFacts:
     heavy: set[Node] = field(default_factory=set)
     random: set[Node] = field(default_factory=set)
     autocast: set[Node] = field(default_factory=set)
+    transformed: set[Node] = field(default_factory=set)
+    foreign: dict[Node, str] = field(default_factory=dict)
     context: dict[Node, int] = field(default_factory=dict)
     ops: dict[Node, tuple[str, ...]] = field(default_factory=dict)
     keep_alive: list[Any] = field(default_factory=list)
@@ -59,18 +66,25 @@ class GraphFacts:
 
 
 class _Recorder(TorchDispatchMode):
-    """Collects the aten operators that run."""
+    """Collects the aten operators that run, and the storages that they say they write to."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         self.seen: list[Any] = []
+        self.written: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         self.seen.append(func)
+        self.written.update(storage_id(tensor) for tensor in written_arguments(func, args, kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def forget(self) -> None:
+        """Start on the next node."""
+        self.seen.clear()
+        self.written.clear()
 
 
 class _Propagation(Interpreter):
@@ -86,17 +100,23 @@ class _Propagation(Interpreter):
     def run_node(self, n: Node) -> Any:
         facts = self.facts
         before = _versions(n, facts)
-        self.recorder.seen.clear()
+        self.recorder.forget()
         result = self._run(n)
         facts.values[n] = result
-        facts.storages[n] = frozenset(storage_id(leaf) for leaf in _tensors(result))
+        facts.storages[n] = frozenset(storage_id(leaf) for leaf in tensors_of(result))
         facts.context[n] = self.switches
         if any(self.autocast_stack):
             facts.autocast.add(n)
-        for tensor, version in before:
-            if _version(tensor) != version:
-                facts.mutators.add(n)
-                facts.mutated.add(storage_id(tensor))
+        changed = {storage_id(tensor) for tensor, version in before if _version(tensor) != version}
+        changed |= self.recorder.written & {storage_id(tensor) for tensor, _ in before}
+        if changed:
+            facts.mutators.add(n)
+            facts.mutated |= changed
+        if any(is_wrapped(leaf) for node in (n, *n.all_input_nodes) for leaf in tensors_of(facts.values.get(node))):
+            facts.transformed.add(n)
+        foreign = next((name for func in self.recorder.seen if (name := foreign_name(func))), "")
+        if foreign:
+            facts.foreign[n] = foreign
         names = tuple(op_name(func) for func in self.recorder.seen)
         facts.ops[n] = names
         if any(is_heavy_op(name) for name in names):
@@ -107,7 +127,7 @@ class _Propagation(Interpreter):
 
     def _run(self, n: Node) -> Any:
         name = getattr(n.target, "__name__", str(n.target))
-        if name in CONTEXT_SWITCHES:
+        if switches_context(n):
             self.switches += 1
             if name == "_enter_autocast":
                 self.autocast_stack.append(bool(n.args[2]) if len(n.args) > 2 else True)
@@ -119,10 +139,22 @@ class _Propagation(Interpreter):
         return result
 
 
+def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """What an operator writes to: by its schema, and running statistics, about which older schemas are silent."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return []
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    names = {argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write}
+    if "batch_norm" in str(schema.name) and (given.get("training") or given.get("train")):
+        names |= {"running_mean", "running_var"}
+    return [tensor for name in names for tensor in tensors_of(given.get(name))]
+
+
 def _versions(node: Node, facts: GraphFacts) -> list[tuple[torch.Tensor, int]]:
     seen: list[tuple[torch.Tensor, int]] = []
     for source in node.all_input_nodes:
-        seen.extend((tensor, _version(tensor)) for tensor in _tensors(facts.values.get(source)))
+        seen.extend((tensor, _version(tensor)) for tensor in tensors_of(facts.values.get(source)))
     return seen
 
 
@@ -130,13 +162,14 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001 - the public name of the counter
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value, nested ones included."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in _tensors(item)]
+        return [leaf for item in value for leaf in tensors_of(item)]
     if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _tensors(item)]
+        return [leaf for item in value.values() for leaf in tensors_of(item)]
     return []
 
 
@@ -152,9 +185,30 @@ def _is_random(func: Any, node: Node) -> bool:
 
 def storage_id(tensor: torch.Tensor) -> int:
     """The identity of a tensor's memory; equal for views of one another. Valid while the facts are alive."""
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)  # noqa: SLF001 - functorch has no public name for it
     if tensor.layout is not torch.strided:
         return id(tensor)
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - as torch's own alias analysis does
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a functorch transform (vmap, grad) has wrapped the tensor: its shape is then not all of it."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))  # noqa: SLF001 - as above
+
+
+def switches_context(node: Node) -> bool:
+    """Whether a node changes how later nodes run: autocast, gradient mode, the level of a functorch transform."""
+    if node.op != "call_function":
+        return False
+    module = getattr(node.target, "__module__", None) or ""
+    return getattr(node.target, "__name__", "") in CONTEXT_SWITCHES or module.startswith(TRANSFORM_MODULES)
+
+
+def foreign_name(func: Any) -> str:
+    """`library::op` for an operator that is not torch's own, else ""."""
+    name = func.name() if isinstance(func, torch._ops.OpOverload) else ""  # noqa: SLF001 - the class has no public name
+    return name if name and name.split("::")[0] not in OWN_NAMESPACES else ""
 
 
 def op_name(func: Any) -> str:

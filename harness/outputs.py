@@ -7,10 +7,12 @@ attributes (caches). Tensors that an object hides elsewhere are not seen.
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 MAX_DEPTH = 12
@@ -72,6 +74,18 @@ def copied(inputs: Any) -> Any:
     return pytree.tree_map(
         lambda leaf: like_original(leaf) if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf), inputs
     )
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Put the buffers' values back at the end."""
+    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, buffer in model.named_buffers():
+            if name in saved:
+                buffer.copy_(saved[name])
 
 
 def redrawn(inputs: Any, seed: int) -> Any:

@@ -58,7 +58,7 @@ class Flow:
 
     def _aliases(self, node: Node) -> bool:
         facts = self.facts
-        called = node.op in ("call_function", "call_method")
+        called = node.op in ("call_function", "call_method") and node not in facts.transformed
         return called and node not in facts.mutators and node not in facts.heavy and facts.aliases_inputs(node)
 
     def is_view(self, node: Node) -> bool:
@@ -126,17 +126,34 @@ def groups_of(graph: Graph, facts: GraphFacts) -> tuple[Flow, list[Group]]:
 
 def is_eligible(node: Node, facts: GraphFacts) -> bool:
     """Whether a node may be in a region at all (see the safety rules in `harness.regions`)."""
-    if node.op not in ("call_function", "call_method") or isinstance(node.target, HigherOrderOperator):
-        return False
-    if node in facts.mutators or node in facts.random or node in facts.autocast:
-        return False
+    return not why_left_out(node, facts)
+
+
+def why_left_out(node: Node, facts: GraphFacts) -> str:
+    """Why a node may be in no region, or ""."""
+    if node.op not in ("call_function", "call_method"):
+        return "it is no operation"
+    if isinstance(node.target, HigherOrderOperator):
+        return f"{node.target.name()} holds a graph of its own"
+    for marked, reason in (
+        (facts.mutators, "it writes to a tensor in place"),
+        (facts.random, "it draws random numbers"),
+        (facts.autocast, "it runs under autocast"),
+        (facts.transformed, "it runs inside a functorch transform (vmap or grad)"),
+    ):
+        if node in marked:
+            return reason
+    if node in facts.foreign:
+        return f"{facts.foreign[node]} is an operator of another library: a reference would not run alone"
     leaves = _leaves(facts.values.get(node))
-    if not leaves or any(leaf.layout is not torch.strided for leaf in leaves):
-        return False
+    if not leaves:
+        return "its result is no tensor"
+    if any(leaf.layout is not torch.strided for leaf in leaves):
+        return "its result is not a strided tensor"
     touched = set(facts.storages.get(node, ()))
     for source in node.all_input_nodes:
         touched |= facts.storages.get(source, frozenset())
-    return touched.isdisjoint(facts.mutated)
+    return "" if touched.isdisjoint(facts.mutated) else "it reads memory that the graph writes to in place"
 
 
 def _leaves(value: object) -> list[torch.Tensor]:

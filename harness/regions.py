@@ -1,6 +1,7 @@
 """The replaceable regions of a captured graph, and whether a region is an instance of a target.
 
     find_regions(gm) -> list[Region]         regions in graph order, disjoint
+    survey(gm) -> Survey                     the same, with what is in no region and why
     match(target, region) -> dict | None     the sizes of `target`'s symbols in this region, or None
     structural_key(region) -> str            equal for regions that compute the same thing on equally laid out inputs
 
@@ -13,7 +14,8 @@ that they see the same regions. What a caller may rely on:
 - Nothing in a region mutates, is random, runs under autocast, or touches memory that anything in the graph mutates;
   no output shares memory with an input or with another output.
 - Views at the border stay outside. A view that is needed inside and read outside as well is duplicated in the graph
-  by `find_regions` (views are free), which is the only change it makes to its argument.
+  by `find_regions` (views are free), operations that nothing reads are erased, and in-place operations on a graph's own
+  intermediates are written out of place (`harness.functional_form`); it changes its argument no further.
 - Heavy operations (products, convolutions, fused attention, look-ups) stand alone. Written-out attention is one region.
 - `x.type_as(y)` depends on y's dtype alone: y is not an input.
 
@@ -27,15 +29,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torch.fx import GraphModule, Node
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph, GraphModule, Node
 
 from harness.borders import settle_borders
-from harness.facts import GraphFacts, graph_facts
-from harness.partition import Family, Flow, Group, groups_of
+from harness.facts import GraphFacts, graph_facts, switches_context, tensors_of
+from harness.functional_form import write_out_of_place
+from harness.partition import Family, Flow, Group, groups_of, why_left_out
 from harness.patterns import Pattern, canonical_order, pattern_text, raw_pattern, unify
 from harness.records import Target
 
-__all__ = ["Family", "Region", "find_regions", "match", "structural_key"]
+__all__ = ["Family", "LeftOut", "Region", "Survey", "find_regions", "match", "structural_key", "survey"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,39 +63,115 @@ class Region:
         return module_of(self.nodes)[0]
 
 
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """Operations that are in no region, and why."""
+
+    nodes: tuple[Node, ...]
+    reason: str
+
+    @property
+    def module(self) -> str:
+        """The module most of the operations come from."""
+        return module_of(self.nodes)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """A whole graph: its regions, and what is in none. Views and what computes no tensor are in neither."""
+
+    regions: list[Region]
+    left_out: list[LeftOut]
+    facts: GraphFacts = field(repr=False)
+
+
 def find_regions(gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> list[Region]:
     """All regions of a graph, in graph order.
 
     `example_inputs` are needed only where placeholders carry neither "example_value" nor "val". Raises ValueError
-    naming such a placeholder. May duplicate views in `gm`, never more.
+    naming such a placeholder. Changes `gm` no more than said above.
     """
-    facts = graph_facts(gm, example_inputs)
+    return survey(gm, example_inputs).regions
+
+
+def survey(gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> Survey:
+    """The regions of a graph and what had to be left out; otherwise as `find_regions`."""
+    facts = _facts_out_of_place(gm, example_inputs)
+    _erase_unread(gm.graph, facts)
     flow, groups = groups_of(gm.graph, facts)
-    regions = [region for group in groups if (region := _region(gm, flow, group)) is not None]
-    return sorted(regions, key=lambda region: min(flow.position.get(node, 0) for node in region.outputs))
+    left_out = [
+        LeftOut((node,), reason)
+        for node in flow.nodes
+        if computes(node, flow) and (reason := why_left_out(node, facts))
+    ]
+    regions: list[Region] = []
+    for group in groups:
+        found = _region(gm, flow, group)
+        if isinstance(found, Region):
+            regions.append(found)
+        else:
+            left_out.append(LeftOut(tuple(sorted(group.nodes, key=lambda node: flow.position[node])), found))
+    regions.sort(key=lambda region: min(flow.position.get(node, 0) for node in region.outputs))
+    return Survey(regions, left_out, facts)
 
 
-def _region(gm: GraphModule, flow: Flow, group: Group) -> Region | None:
+def _facts_out_of_place(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphFacts:
+    """The facts of a graph after its own intermediates are no longer written to in place."""
+    facts = graph_facts(gm, example_inputs)
+    if not facts.mutators or not write_out_of_place(gm.graph, facts):
+        return facts
+    facts = graph_facts(gm, example_inputs)
+    for node in gm.graph.nodes:
+        if node.op in ("call_function", "call_method") and "example_value" in node.meta:
+            node.meta["example_value"] = facts.values[node]  # whose memory is its own now
+    return facts
+
+
+def _erase_unread(graph: Graph, facts: GraphFacts) -> None:
+    """Erase operations that nothing reads and that do nothing else: the compiler would, and no region must hold one."""
+    for node in reversed(list(graph.nodes)):
+        if node.users or isinstance(node.target, HigherOrderOperator):
+            continue
+        pure = node not in facts.mutators and node not in facts.random and node not in facts.foreign
+        if pure and facts.ops[node] and tensors_of(facts.values[node]) and not switches_context(node):
+            graph.erase_node(node)
+
+
+def computes(node: Node, flow: Flow) -> bool:
+    """Whether a node is an operation that makes or changes tensors, and no mere view."""
+    if node.op not in ("call_function", "call_method") or flow.is_view(node):
+        return False
+    return node in flow.facts.mutators or bool(flow.facts.ops[node])
+
+
+def _region(gm: GraphModule, flow: Flow, group: Group) -> Region | str:
+    """The region of a group, or why it cannot be one."""
     borders = settle_borders(gm.graph, flow, group)
     if borders is None:
-        return None
+        unread = not any(flow.users(node) for node in group.nodes)
+        return "nothing reads its result" if unread else "a tuple of tensors leaves it whole"
     nodes, inputs = canonical_order(borders.members, borders.outputs, flow.facts)
-    if not inputs or not _is_separate(nodes, inputs, borders.outputs, flow.facts):
-        return None
+    if not inputs:
+        return "it reads no tensor: a constant table"
+    reason = _why_not_separate(nodes, inputs, borders.outputs, flow.facts)
+    if reason:
+        return reason
     if group.family is Family.ATTENTION:
         inputs = _queries_keys_values_first(nodes, inputs)
     return Region(tuple(nodes), tuple(inputs), borders.outputs, group.family, flow.facts)
 
 
-def _is_separate(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node], facts: GraphFacts) -> bool:
-    """No output shares memory with an input or another output, and all is on one device."""
+def _why_not_separate(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node], facts: GraphFacts) -> str:
+    """Why a region is not one: an output shares memory with an input or another output, or it is on two devices."""
+    if not nodes:
+        return "it computes nothing"
     taken = [facts.storages[node] for node in inputs]
     for output in outputs:
         if any(facts.storages[output] & other for other in taken):
-            return False
+            return "a result shares memory with an input or with another result"
         taken.append(facts.storages[output])
-    devices = {facts.values[node].device for node in (*inputs, *outputs)}
-    return len(devices) == 1 and bool(nodes)
+    devices = {str(facts.values[node].device) for node in (*inputs, *outputs)}
+    return "" if len(devices) == 1 else f"it spans several devices ({', '.join(sorted(devices))})"
 
 
 def _queries_keys_values_first(nodes: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:

@@ -1,4 +1,4 @@
-"""Does the optimised model compute what the original computes? Two calls in a row on several input sets, leaf by leaf.
+"""Does the optimised model compute what the original computes? Two calls in a row on different values, leaf by leaf.
 
 Compared are both outputs (the first one read after the second call), the inputs after the calls, and the buffers.
 Random layers are compared with one seed and eager's generators. Does not cover training, or state that hides outside
@@ -15,18 +15,22 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from harness.kernel_op import TORCH_FAILURES
-from harness.outputs import Difference, Leaf, compare, copied, leaves
+from harness.outputs import Difference, Leaf, compare, copied, leaves, redrawn, restored
 from harness.truth import in_float64
 
 SEED = 7
+SECOND_SEED = 11
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 def run_twice(function: Callable[..., Any], model: nn.Module, inputs: Inputs) -> list[Leaf]:
-    """Everything observable of two calls of `function` on copies of `inputs`; `model`'s buffers are restored."""
+    """Everything observable of two calls of `function`, on copies of `inputs` and on other values of the same shapes.
+
+    `model`'s buffers are restored.
+    """
     with torch.no_grad(), restored(model), _seeded():
         first_args, first_kwargs = copied(inputs)
-        second_args, second_kwargs = copied(inputs)
+        second_args, second_kwargs = redrawn(inputs, SECOND_SEED)
         first = function(*first_args, **first_kwargs)
         second = function(*second_args, **second_kwargs)
         found = [*leaves(first, "first output"), *leaves(second, "second output")]
@@ -63,18 +67,6 @@ def eager_randomness(model: nn.Module, inputs: Inputs) -> Iterator[None]:
 
     with config.patch(fallback_random=True) if draws_random(model, inputs) else nullcontext():
         yield
-
-
-@contextmanager
-def restored(model: nn.Module) -> Iterator[None]:
-    """Put the buffers' values back at the end."""
-    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        yield
-    finally:
-        for name, buffer in model.named_buffers():
-            if name in saved:
-                buffer.copy_(saved[name])
 
 
 def truth_of(model: nn.Module, inputs: Inputs) -> list[Leaf] | None:

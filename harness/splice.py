@@ -7,6 +7,7 @@ kernel that is wrong inside its domain: that is what the judge and `harness.veri
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,10 +16,12 @@ from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses import FakeTensor
 
+from harness.facts import switches_context
 from harness.kernel_op import TORCH_FAILURES, KernelOp
 from harness.partition import is_parameter
 from harness.records import Target
 
+INTERLEAVED = "its inputs and users are interleaved with in-place operations or changes of context"
 META_KEYS = ("example_value", "val")  # Dynamo's graphs, exported graphs
 
 
@@ -96,15 +99,17 @@ class Splicer:
     def _splice(self, graph: fx.Graph, module: fx.GraphModule) -> None:
         try:
             with no_python_dispatcher():  # its decompositions would show other aliases than the capture saw
-                candidates = self._matches(list(self.find(module)))
+                regions = list(self.find(module))
+                candidates = self._matches(regions)
         except TORCH_FAILURES as error:
             self.log.reasons.append(f"a graph could not be taken apart: {type(error).__name__}: {error}")
             return  # the graph stays as it is; its sites count as fallbacks where they are counted per target
         forget_type_as(graph)
         taken: set[fx.Node] = set()
+        writers = _writers(regions)
         standing: dict[fx.Node, fx.Node] = {}
         for op, region, bindings in candidates:
-            if taken.isdisjoint(region.nodes) and self._try(graph, op, region, bindings, standing):
+            if taken.isdisjoint(region.nodes) and self._try(graph, op, region, bindings, standing, writers):
                 taken.update(region.nodes)
 
     def _matches(self, regions: Sequence[RegionLike]) -> list[tuple[KernelOp, RegionLike, Mapping[str, int]]]:
@@ -124,6 +129,7 @@ class Splicer:
         region: RegionLike,
         bindings: Mapping[str, int],
         standing: dict[fx.Node, fx.Node],
+        writers: AbstractSet[fx.Node],
     ) -> bool:
         """Replace one region unless something speaks against it; `standing` maps replaced outputs to their results."""
         target = op.kernel.target
@@ -132,13 +138,19 @@ class Splicer:
         reason = (
             outside_domain(target, bindings) or unsafe(site) or _unpackable(op, site) or _different_outputs(op, site)
         )
-        order = None if reason else plan_order(graph, site)
+        order = None if reason else plan_order(graph, site, writers)
         if order is None:
-            self.log.refuse(target, reason or "its inputs and users are interleaved with in-place operations")
+            self.log.refuse(target, reason or INTERLEAVED)
             return False
         standing.update(zip(site.outputs, replace(graph, op, site, order), strict=True))
         self.log.apply(target)
         return True
+
+
+def _writers(regions: Sequence[Any]) -> AbstractSet[fx.Node]:
+    """The nodes that write to tensors, as whoever found the regions saw it."""
+    facts = next((found for region in regions if (found := getattr(region, "facts", None)) is not None), None)
+    return facts.mutators if facts is not None else frozenset()
 
 
 def outside_domain(target: Target, bindings: Mapping[str, int]) -> str:
@@ -192,6 +204,11 @@ def _storage(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)  # noqa: SLF001 - the only identity a fake storage has
 
 
+def is_fixed(node: fx.Node) -> bool:
+    """Whether nothing may be moved across a node: it may write to a tensor, or changes how later nodes run."""
+    return may_mutate(node) or switches_context(node)
+
+
 def may_mutate(node: fx.Node) -> bool:
     """Whether a node may write to a tensor; unknown kinds count as yes."""
     if node.op in {"placeholder", "get_attr", "output"}:
@@ -206,10 +223,11 @@ def may_mutate(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001 - as above
         return True
     name = getattr(node.target, "__name__", str(node.target))
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    in_place = (name.endswith("_") and not name.endswith("__") and name not in _KEYWORDS) or name in _IN_PLACE
     return in_place or node.kwargs.get("out") is not None or bool(node.kwargs.get("inplace"))
 
 
+_KEYWORDS = frozenset({"and_", "or_", "not_", "is_"})  # of `operator`: an underscore because Python has the bare word
 _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"}) | {
     "iand",
     "ior",
@@ -271,11 +289,11 @@ class Order:
     moved: tuple[fx.Node, ...]
 
 
-def plan_order(graph: fx.Graph, region: Site) -> Order | None:
+def plan_order(graph: fx.Graph, region: Site, writers: AbstractSet[fx.Node] = frozenset()) -> Order | None:
     """A place for the op after all inputs and before all users; None when only reordering a mutation would make one.
 
     A convex region may have an early user that stands before a late input. Such users (and what hangs on them) move
-    behind the op, unless something in between may write to a tensor.
+    behind the op, unless something in between may write to a tensor (`writers`: those that were seen to).
     """
     position = {node: index for index, node in enumerate(graph.nodes)}
     inside = set(region.nodes)
@@ -286,7 +304,7 @@ def plan_order(graph: fx.Graph, region: Site) -> Order | None:
     if first_user > last_input:
         return Order(nodes[first_user] if first_user < len(nodes) else region.nodes[-1], ())
     span = nodes[first_user : last_input + 1]
-    if any(may_mutate(node) for node in span if node not in inside):
+    if any(node in writers or is_fixed(node) for node in span if node not in inside):
         return None
     moving = set(users)
     for node in span:

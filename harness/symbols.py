@@ -31,8 +31,8 @@ def symbolise(patterns: Sequence[Any], known: Mapping[str, Values]) -> tuple[Any
     values: dict[str, Values] = {}
     places: dict[str, tuple[int, int]] = {}
     inputs = [pattern["inputs"] for pattern in patterns]
-    if len({len(item) for item in inputs}) != 1:
-        return None
+    if len({tuple(len(tensor[1]) for tensor in item) for item in inputs}) != 1:
+        return None  # another number of inputs, or inputs of another rank
     varying = [
         (place, dim, sizes)
         for place, tensors in enumerate(zip(*inputs, strict=True))

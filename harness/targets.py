@@ -5,7 +5,8 @@ reference does not is left out and said so.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -154,24 +155,26 @@ def _watch_values(graph: CapturedGraph, inputs: Sequence[Any], sites: Sequence[t
 
 
 def _replay(graph: CapturedGraph, inputs: Sequence[Any], watch: Callable[[Node, Any], None]) -> None:
-    """Run once; tensors that the graph mutates are put back, so that watching changes nothing."""
-    saved = [(leaf, leaf.detach().clone()) for leaf in _mutated_inputs(graph, inputs)]
-    with torch.no_grad():
+    """Run once, changing nothing."""
+    with torch.no_grad(), unchanged(graph, inputs):
         Replay(graph.module, watch).run(*inputs)
-        for leaf, before in saved:
-            leaf.copy_(before)
 
 
-def _mutated_inputs(graph: CapturedGraph, inputs: Sequence[Any]) -> list[torch.Tensor]:
-    if not graph.regions:
-        return [leaf for leaf in inputs if isinstance(leaf, torch.Tensor)]
-    facts = graph.regions[0].facts
+@contextmanager
+def unchanged(graph: CapturedGraph, inputs: Sequence[Any]) -> Iterator[None]:
+    """Put back what running the graph on `inputs` writes to, and the random generators."""
+    facts = graph.facts
     placeholders = [node for node in graph.module.graph.nodes if node.op == "placeholder"]
-    return [
-        leaf
+    saved = [
+        (leaf, leaf.detach().clone())
         for node, leaf in zip(placeholders, inputs, strict=True)
         if isinstance(leaf, torch.Tensor) and facts.storages.get(node, frozenset()) & facts.mutated
     ]
+    with torch.random.fork_rng(enabled=bool(facts.random)):
+        yield
+    with torch.no_grad():
+        for leaf, before in saved:
+            leaf.copy_(before)
 
 
 def statistics_of(tensor: torch.Tensor) -> ValueStatistics:

@@ -18,10 +18,10 @@ from harness.kernel_op import TORCH_FAILURES, Kernel, read_kernel
 from harness.latency import Call, Interval, interval, measure, speedup
 from harness.modes import COMPILE, EAGER, MODES, OVERNIGHT, ModelCall, build_mode, held_bytes, peak_memory_mb, why_not
 from harness.optimized import Optimized, optimize
-from harness.outputs import Difference, copied, redrawn
+from harness.outputs import Difference, copied, redrawn, restored
 from harness.records import ModelGain, ModeMeasurement, SiteCounts, VerifyReport, VerifyRequest
 from harness.rpc import EventSink
-from harness.soundness import Inputs, check, eager_randomness, restored
+from harness.soundness import Inputs, check, eager_randomness
 
 BEFORE = "before the newest kernel"
 LOOP_MODES = (OVERNIGHT, COMPILE, EAGER)  # what a session re-measures after each keep

@@ -48,8 +48,13 @@ def _drafts(name: str, dtype: str) -> list[Draft]:
 
 
 def capture_of(model: torch.nn.Module, *args: torch.Tensor) -> Capture:
-    """The capture of any module."""
-    return capture(LoadedModel(model.eval(), args, {}, type(model).__name__, "cpu", torch.float32))
+    """The capture of any module in eval mode."""
+    return capture_of_trained(model.eval(), *args)
+
+
+def capture_of_trained(model: torch.nn.Module, *args: torch.Tensor) -> Capture:
+    """The capture of any module in the mode it is in."""
+    return capture(LoadedModel(model, args, {}, type(model).__name__, "cpu", torch.float32))
 
 
 def sites_by_kind(found: list[Draft]) -> dict[str, list[int]]:
