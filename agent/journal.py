@@ -38,6 +38,7 @@ class Decision:
     commit: str | None = None
     model_ms: float | None = None
     model_speedup: float | None = None
+    model_gain: float | None = None
 
 
 def now_iso() -> str:
@@ -164,6 +165,7 @@ class Journal:
                 "model_speedup": decision.model_speedup,
                 "finished_at": now_iso(),
             },
+            notes={f"model_gain:{number}": repr(decision.model_gain)} if decision.model_gain else {},
         )
 
     def recorded(self, number: int) -> None:
@@ -320,6 +322,7 @@ _COLUMNS = (
     "detail",
     "model_ms",
     "model_speedup",
+    "(SELECT value FROM notes WHERE name = 'model_gain:' || number)",
 )
 
 
@@ -347,6 +350,7 @@ def _experiment(row: tuple[object, ...]) -> Experiment:
         detail=str(values["detail"]),
         model_ms=_number(values["model_ms"]),
         model_speedup=_number(values["model_speedup"]),
+        model_gain=_number(values[_COLUMNS[-1]]),
     )
 
 

@@ -1,6 +1,6 @@
 """Which target to work on next: share × headroom × chance of a win ÷ cost, a pure function of the journal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.records import Experiment, RowStatus
@@ -34,10 +34,14 @@ class Standing:
         return self.time_us <= 0 or self.target.floor_us / self.time_us >= DONE_AT_BOUND
 
     @property
+    def headroom(self) -> float:
+        """The part of its time that the bound leaves to be saved."""
+        return max(0.0, 1.0 - self.target.floor_us / self.time_us) if self.time_us > 0 else 0.0
+
+    @property
     def score(self) -> float:
         """Expected share of the model's time saved per second of work."""
-        headroom = max(0.0, 1.0 - self.target.floor_us / self.time_us) if self.time_us > 0 else 0.0
-        return self.share * headroom * self.chance / self.cost_s
+        return self.share * self.headroom * self.chance / self.cost_s
 
 
 def standing(target: Target, experiments: Sequence[Experiment], cost_s: float) -> Standing:
@@ -65,19 +69,6 @@ def gained(keeps: Sequence[Experiment]) -> float:
     for one in keeps:
         gain *= one.verdict.timing.speedup_vs_best if one.verdict and one.verdict.timing else 1.0
     return gain
-
-
-def next_target(
-    targets: Sequence[Target],
-    experiments: Sequence[Experiment],
-    parked: frozenset[str],
-    judge_seconds: Mapping[str, float],
-) -> Target | None:
-    """The target with the highest score, the first listed of equals; None when nothing is left to do."""
-    usual_s = sum(judge_seconds.values()) / len(judge_seconds) if judge_seconds else DEFAULT_COST_S
-    standings = [standing(target, experiments, judge_seconds.get(target.id, usual_s)) for target in targets]
-    open_ones = [one for one in standings if is_open(one, parked)]
-    return max(open_ones, key=lambda one: one.score).target if open_ones else None
 
 
 def is_open(one: Standing, parked: frozenset[str]) -> bool:

@@ -54,6 +54,7 @@ class Candidate:
     prompt: str = ""
     reply: str = ""
     usage: Usage = field(default_factory=Usage)
+    parents: tuple[int, ...] = ()  # the experiments that it was made from; none: a kernel of its own
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -103,6 +104,39 @@ class Attempt:
     description: str
     status: RowStatus
     verdict: Verdict | None
+    parents: tuple[int, ...] = ()
+    proposer: str = ""
+
+
+REST = 9  # judged attempts without a better kernel, after which a target gives way to others
+
+
+class Move(StrEnum):
+    """What the proposer is asked for."""
+
+    START = "start"  # a kernel of its own, the first of a line
+    EDIT = "edit"  # one change to `base`
+    MERGE = "merge"  # the best of `base` and `partner` in one kernel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next move on a target; `stalled` counts the judged attempts since the last better kernel."""
+
+    move: Move
+    base: Attempt | None = None
+    partner: Attempt | None = None
+    stalled: int = 0
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """The experiments that a candidate of this plan is made from."""
+        return tuple(one.number for one in (self.base, self.partner) if one)
+
+    @property
+    def resting(self) -> bool:
+        """Whether the ladder has ended: other targets come first until the shares move."""
+        return self.stalled >= REST
 
 
 @dataclass(frozen=True)
@@ -118,6 +152,8 @@ class Brief:
     attempts: tuple[Attempt, ...]
     program: str  # program.md as it reads now
     in_flight: tuple[Candidate, ...] = ()  # being judged now: not to be proposed again, nothing known of them yet
+    plan: Plan = field(default_factory=lambda: Plan(Move.START))
+    archive: tuple[Attempt, ...] = ()  # the best correct kernel of each structure, the fastest first
 
     def played(self) -> set[str]:
         """Tactics that were tried or are being tried; one that was cut off is judged again by itself."""
@@ -141,3 +177,4 @@ class Experiment:
     detail: str = ""
     model_ms: float | None = None
     model_speedup: float | None = None
+    model_gain: float | None = None  # of a keep: the model without it over the model with it, measured side by side

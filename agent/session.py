@@ -16,8 +16,10 @@ from agent.lock import SessionLock
 from agent.places import SessionPlaces, write_whole
 from agent.policy import duplicate_of
 from agent.proposers.base import Proposer
-from agent.records import Attempt, Brief, Candidate, Command, Experiment, InvalidReply, RowStatus
+from agent.records import Attempt, Brief, Candidate, Command, Experiment, ExperimentState, InvalidReply, RowStatus
 from agent.repository import SessionBranch
+from agent.search.archive import archive
+from agent.search.lines import plan
 from agent.steering import steering
 from agent.verbs import Harness
 from harness import wire
@@ -73,6 +75,8 @@ class Session:
     verified: VerifyReport | None = None  # the model with what is kept, as measured last by this process
     parked: set[str] = field(default_factory=set)
     program: str = ""  # program.md as last read
+    idle: dict[str, int] = field(default_factory=dict)  # targets without ideas, and the keeps there were then
+    _known: dict[int, Attempt] = field(default_factory=dict)
     on_keep: Callable[[Experiment], None] = lambda _experiment: None  # after each keep is recorded
     on_end: Callable[[str, str], None] = lambda _ending, _reason: None  # when a run ends by itself or on request
 
@@ -114,7 +118,13 @@ class Session:
     def closed(self) -> frozenset[str]:
         """Targets not to be worked on: parked, or steered away from."""
         ids = tuple(target.id for target in self.targets if target.id not in self.parked)
-        return frozenset(self.parked) | steering(self.places).closed(ids)
+        keeps = self.keeps()
+        without_ideas = {target for target, then in self.idle.items() if then == keeps}
+        return frozenset(self.parked) | without_ideas | steering(self.places).closed(ids)
+
+    def keeps(self) -> int:
+        """How many keeps there were: each changes incumbents and shares."""
+        return len([one for one in self.experiments() if one.status is RowStatus.KEEP])
 
     def change_options(self, options: Options) -> None:
         """Go on with other settings; raises InputError, and changes nothing, when no proposer can be made of them."""
@@ -148,6 +158,7 @@ class Session:
         """What the proposer gets to know now; program.md is read anew each time, so that a user can steer."""
         assert self.report is not None
         incumbent = self.incumbent(target.id)
+        attempts, in_flight = self.attempts(target.id), self.in_flight(target.id)
         return Brief(
             target=target,
             device=self.options.device,
@@ -155,18 +166,29 @@ class Session:
             peaks=self.report.peaks,
             incumbent_source=incumbent.source if incumbent else None,
             incumbent_backend=incumbent.backend if incumbent else None,
-            attempts=tuple(
-                attempt(one, self.journal)
-                for one in self.experiments()
-                if one.target == target.id and one.status is not None
-            ),
+            attempts=attempts,
             program=self.guidance(),
-            in_flight=tuple(
-                one.candidate
-                for one in self.experiments()
-                if one.target == target.id and one.status is None and one.candidate
-            ),
+            in_flight=in_flight,
+            plan=plan(attempts, len(in_flight)),
+            archive=archive(attempts),
         )
+
+    def attempts(self, target_id: str) -> tuple[Attempt, ...]:
+        """What was tried on a target and is decided."""
+        mine = [one for one in self.experiments() if one.target == target_id and one.status is not None]
+        return tuple(self._attempt(one) for one in mine)
+
+    def in_flight(self, target_id: str) -> tuple[Candidate, ...]:
+        """What is being judged, or waits to prove itself, on a target."""
+        mine = [one for one in self.experiments() if one.target == target_id and one.status is None]
+        return tuple(one.candidate for one in mine if one.candidate)
+
+    def _attempt(self, one: Experiment) -> Attempt:
+        if one.state is not ExperimentState.RECORDED:
+            return attempt(one, self.journal)
+        if one.number not in self._known:  # a recorded experiment never changes
+            self._known[one.number] = attempt(one, self.journal)
+        return self._known[one.number]
 
     def guidance(self) -> str:
         """program.md as it reads now; one that cannot be read is said, and what was read before stays."""
@@ -253,6 +275,8 @@ def attempt(experiment: Experiment, journal: Journal) -> Attempt:
         description=candidate.description if candidate else invalid.reason if invalid else "",
         status=experiment.status,
         verdict=experiment.verdict,
+        parents=candidate.parents if candidate else (),
+        proposer=candidate.proposer if candidate else invalid.proposer if invalid else "",
     )
 
 

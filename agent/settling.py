@@ -109,7 +109,8 @@ def _take_model(session: Session, one: Experiment, candidate: Candidate, done: D
         _take_out(session, one, candidate, fate.commit, reason)
     else:
         session.verified = report
-        kept = Decision(RowStatus.KEEP, "", fate.commit, policy.model_ms(report), report.model_speedup)
+        gain = report.newest.ratio if report.newest else None
+        kept = Decision(RowStatus.KEEP, "", fate.commit, policy.model_ms(report), report.model_speedup, gain)
         close(session, one.number, candidate, kept)
 
 

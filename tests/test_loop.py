@@ -23,45 +23,7 @@ def experiment(number, name, status, *, speedup=1.5, source="x"):
     )
 
 
-def choose(targets, experiments=(), parked=(), seconds=None):
-    chosen = ranking.next_target(targets, experiments, frozenset(parked), seconds or {})
-    return chosen.id if chosen else None
-
-
 # Ranking
-
-
-def test_the_target_that_could_give_most_comes_first():
-    assert choose([target("small", 0.1), target("large", 0.5)]) == "large"
-    assert choose([target("at_its_floor", 0.8, floor=0.9), target("b", 0.2)]) == "b"
-
-
-def test_a_target_that_keeps_losing_gives_way_and_one_that_won_has_less_left():
-    targets = [target("a", 0.4), target("b", 0.3)]
-    losses = [experiment(n, "a", RowStatus.DISCARD) for n in range(1, 4)]
-    assert choose(targets, losses) == "b"
-    assert choose(targets, [experiment(1, "a", RowStatus.KEEP, speedup=4.0)]) == "b"
-
-
-def test_a_target_within_92_percent_of_its_bound_is_done():
-    assert choose([target("a", 0.5, floor=0.93)]) is None
-    assert choose([target("a", 0.5, floor=0.5)], [experiment(1, "a", RowStatus.KEEP, speedup=1.9)]) is None
-
-
-def test_a_parked_target_and_one_whose_proposer_goes_in_circles_are_left():
-    assert choose([target("a", 0.5), target("b", 0.1)], parked=["a"]) == "b"
-    circles = [experiment(n, "a", RowStatus.DUPLICATE) for n in range(1, 6)]
-    assert choose([target("a", 0.5), target("b", 0.1)], circles) == "b"
-
-
-def test_the_dearer_of_two_equal_targets_comes_later():
-    assert choose([target("a", 0.3), target("b", 0.3)], seconds={"a": 60.0, "b": 10.0}) == "b"
-
-
-def test_interrupted_and_environment_rows_say_nothing_about_a_target():
-    targets = [target("a", 0.31), target("b", 0.3)]
-    nothing = [experiment(n, "a", RowStatus.ENVIRONMENT) for n in range(1, 9)]
-    assert choose(targets, nothing) == "a"
 
 
 def test_a_target_that_was_unreliable_twice_rests_until_others_were_measured():
@@ -75,11 +37,6 @@ def test_a_target_that_was_unreliable_twice_rests_until_others_were_measured():
     others = [experiment(n, "b", RowStatus.DISCARD) for n in (3, 4, 5)]
     assert ranking.resting([*noisy, *others[:2]]) == {"a"}
     assert ranking.resting([*noisy, *others]) == frozenset()
-
-
-def test_the_choice_is_the_same_every_time():
-    targets = [target(name, share) for name, share in (("a", 0.2), ("b", 0.2), ("c", 0.2))]
-    assert {choose(targets) for _ in range(20)} == {"a"}
 
 
 # Policy

@@ -63,6 +63,10 @@ class Bench:
         """How many questions to the proposer are open."""
         return sum(job.kind is Kind.PROPOSE for job in self._open.values())
 
+    def thinking_about(self) -> list[str]:
+        """The targets of the open questions."""
+        return [job.request.target.id for job in self._open.values() if isinstance(job.request, Brief)]
+
     @property
     def measuring(self) -> bool:
         """Whether the model is being measured with a new keep: one at a time, each on top of the one before."""

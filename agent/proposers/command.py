@@ -59,6 +59,7 @@ class CommandProposer:
             prompt=prompt,
             reply=reply or "",
             usage=Usage(calls=1, cost_usd=None),
+            parents=brief.plan.parents,
         )
 
     def _run(self, prompt: str, folder: Path) -> str | None:

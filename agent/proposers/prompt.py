@@ -1,6 +1,7 @@
 """The prompt about one target: what must be computed, what must be beaten, what was tried. Pure."""
 
-from agent.records import Attempt, Brief
+from agent.records import Attempt, Brief, Move
+from agent.search.archive import structure_of
 from harness.records import TensorSpec
 
 SHOWN_ATTEMPTS = 12
@@ -29,6 +30,7 @@ def prompt_for(brief: Brief) -> str:
         "Outputs:\n" + "\n".join(_tensor(spec) for spec in target.outputs),
         f"Reference:\n```python\n{target.reference.strip()}\n```",
         _incumbent(brief),
+        _plan(brief),
         _attempts(brief.attempts),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -50,6 +52,23 @@ def _incumbent(brief: Brief) -> str:
     if brief.incumbent_source is None:
         return "To beat: the faster of PyTorch eager and torch.compile of this region."
     return f"To beat, the kept {brief.incumbent_backend} kernel:\n```python\n{brief.incumbent_source.strip()}\n```"
+
+
+def _plan(brief: Brief) -> str:
+    """What the search asks for, with the kernels that it means."""
+    base, partner = brief.plan.base, brief.plan.partner
+    if brief.plan.move is Move.MERGE and base and partner:
+        return f"Make one kernel of the best of these two:\n{_shown(base)}\n{_shown(partner)}"
+    if brief.plan.move is Move.EDIT and base and base.source != brief.incumbent_source:
+        return f"Work on this kernel, which is built differently from the kept one:\n{_shown(base)}"
+    if brief.plan.move is Move.START and brief.attempts:
+        return "Edits have stopped helping: write a kernel that is built differently from all that were tried."
+    return ""
+
+
+def _shown(one: Attempt) -> str:
+    structure = structure_of(one.source, one.backend).text
+    return f"Experiment {one.number} ({structure}):\n```python\n{one.source.strip()}\n```"
 
 
 def _attempts(attempts: tuple[Attempt, ...]) -> str:

@@ -12,18 +12,19 @@ from pathlib import Path
 from agent.proposers.playbook import known, library
 from agent.proposers.playbook.fuser import Unsupported, fusions
 from agent.proposers.playbook.ideas import Idea
-from agent.proposers.playbook.sweeps import apply_setting, neighbours, read_setting
 from agent.records import Attempt, Brief, Candidate, NothingLeft, RowStatus
+from agent.search.archive import ranked
+from agent.search.lines import SWEEP
+from agent.search.settings import apply_setting, read_setting
+from agent.search.sweep import sweep_of
 
 NAME = "playbook"
 HOPELESS = 0.75  # a correct kernel this slow against the incumbent is not worth a sweep
-SWEEP_PATIENCE = 4  # sweep steps in a row without a win, after which a target is done
 # On the CPU the generated kernel is at least as fast for norms and rotations, the hand-written one for these:
 HAND_TUNED_FIRST = frozenset(
     {"attention", "cross_entropy", "gelu", "groupnorm", "groupnorm_silu", "silu_mul", "softmax"}
 )
 BASES = 2  # how many structures are swept
-DONE = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
 
 
 @dataclass(frozen=True)
@@ -80,20 +81,19 @@ def structures(brief: Brief, root: Path, reasons: list[str]) -> Iterator[Idea]:
 
 
 def sweeps(brief: Brief) -> Iterator[Idea]:
-    """Neighbouring TUNABLES of the best correct kernels, until a few steps in a row have won nothing."""
-    if _losing_streak(brief.attempts) >= SWEEP_PATIENCE:
-        return
+    """The next setting of the TUNABLES of the best structures, each until a few tries in a row have won nothing."""
     for base in _bases(brief.attempts):
         setting = read_setting(base.source)
         if setting is None:
             continue
         structure = structure_of(base.tactic)
-        tried = [text for text in (_swept(attempt, structure) for attempt in brief.attempts) if text]
-        for change, neighbour in neighbours(setting, tried):
+        found = sweep_of(base, brief.attempts, brief.in_flight)
+        if found is not None:
+            change = setting.changes(found)
             yield Idea(
-                tactic=f"sweep {structure}: {neighbour.text}",
+                tactic=f"{SWEEP}{structure}: {found.text}",
                 backend=base.backend,
-                source=apply_setting(base.source, neighbour),
+                source=apply_setting(base.source, found),
                 description=f"{structure} with {change}",
                 hypothesis=f"{change} suits this machine and shape better",
             )
@@ -112,47 +112,20 @@ def second_chance(brief: Brief) -> Candidate | None:
 
 def structure_of(tactic: str) -> str:
     """The structure that a tactic belongs to: its own name, or what a sweep varies."""
-    return tactic.removeprefix("sweep ").split(": ", 1)[0] if tactic.startswith("sweep ") else tactic
-
-
-def _swept(attempt: Attempt, structure: str) -> str | None:
-    if structure_of(attempt.tactic) != structure:
-        return None
-    setting = read_setting(attempt.source)
-    return setting.text if setting else None
+    return tactic.removeprefix(SWEEP).split(": ", 1)[0] if tactic.startswith(SWEEP) else tactic
 
 
 def _bases(attempts: Sequence[Attempt]) -> list[Attempt]:
     """The fastest correct attempt of each structure, the fastest structures first."""
     best: dict[str, Attempt] = {}
-    for attempt in attempts:
-        structure = structure_of(attempt.tactic)
-        if _speed(attempt) is not None and (structure not in best or _score(attempt) > _score(best[structure])):
-            best[structure] = attempt
-    worth = [attempt for attempt in best.values() if (_speed(attempt) or 0.0) >= HOPELESS]
-    return sorted(worth, key=lambda attempt: (-_score(attempt), attempt.number))[:BASES]
-
-
-def _score(attempt: Attempt) -> float:
-    """Eager time over candidate time: comparable between attempts with different incumbents."""
-    timing = attempt.verdict.timing if attempt.verdict else None
-    return timing.eager_us / timing.candidate_us if timing and timing.candidate_us > 0 else 0.0
+    for attempt in ranked(attempts):
+        best.setdefault(structure_of(attempt.tactic), attempt)
+    return [attempt for attempt in best.values() if (_speed(attempt) or 0.0) >= HOPELESS][:BASES]
 
 
 def _speed(attempt: Attempt) -> float | None:
     verdict = attempt.verdict
     return verdict.timing.speedup_vs_best if verdict and verdict.accepted and verdict.timing else None
-
-
-def _losing_streak(attempts: Sequence[Attempt]) -> int:
-    streak = 0
-    for attempt in reversed(attempts):
-        if attempt.status in DONE:
-            continue
-        if not attempt.tactic.startswith("sweep ") or attempt.status is RowStatus.KEEP:
-            break
-        streak += 1
-    return streak
 
 
 def _candidate(brief: Brief, idea: Idea) -> Candidate:

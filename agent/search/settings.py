@@ -1,7 +1,7 @@
-"""Numeric sweeps: another choice of one entry of a file's TUNABLES, its first element being the one in force."""
+"""The TUNABLES of a kernel file: read, and written back with other choices; each list's first entry is in force."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 Choice = int | float | str | bool
@@ -17,6 +17,16 @@ class Setting:
     def with_choice(self, name: str, choice: Choice) -> "Setting":
         """The same file with one entry changed."""
         return Setting(self.choices, {**self.current, name: choice})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Entries that leave a choice."""
+        return tuple(name for name, entry in self.choices.items() if len(entry) > 1)
+
+    def changes(self, other: "Setting") -> str:
+        """How `other` differs from this one: `ROWS=4`."""
+        changed = [name for name in self.names if other.current[name] != self.current[name]]
+        return " ".join(f"{name}={other.current[name]}" for name in changed)
 
     @property
     def text(self) -> str:
@@ -59,15 +69,6 @@ def _ordered(setting: Setting, name: str) -> str:
 
 def _literal(choice: Choice) -> str:
     return f'"{choice}"' if isinstance(choice, str) else repr(choice)
-
-
-def neighbours(setting: Setting, tried: Sequence[str]) -> Iterator[tuple[str, Setting]]:
-    """Settings that differ in one entry and were not tried, as (what changed, setting)."""
-    for name in setting.choices:
-        for choice in setting.choices[name]:
-            changed = setting.with_choice(name, choice)
-            if choice != setting.current[name] and changed.text not in tried:
-                yield f"{name}={choice}", changed
 
 
 def _assignment(source: str) -> ast.Assign | None:
