@@ -84,11 +84,11 @@ def corpus() -> Path:
 
 
 def specimens(folder: Path, only: str = "") -> list[Specimen]:
-    """All files whose name holds `only`, cheats first; raises InputError when there is none."""
+    """All files whose name holds `only`, those of one device and cheats first; raises InputError when there is none."""
     paths = [(kind, path) for kind in Kind for path in sorted((folder / kind).glob("*.py")) if only in path.stem]
     if not paths:
         raise InputError(f"--only {only}: no file of the red team's has that in its name.")
-    return [read(kind, path) for kind, path in paths]
+    return sorted((read(kind, path) for kind, path in paths), key=lambda one: len(one.devices))
 
 
 def read(kind: Kind, path: Path) -> Specimen:

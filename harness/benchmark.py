@@ -14,6 +14,7 @@ from statistics import fmean, median
 
 import torch
 
+from harness.doubts import doubt
 from harness.errors import MachineError
 from harness.intervals import Interval, bar, clustered_interval, geometric_mean, process_noise
 from harness.lanes import CANDIDATE, Lane, Pair, Racer, challenge, fresh_run, per_call, race, show_the_work
@@ -262,6 +263,8 @@ def run_benchmark(
                 challenge(lane)
                 final = cases[-1]
                 show_the_work(baselines.incumbent(final, process), lane, races.pairs[-1][-1])
+                with candidate_failures("when its clock was doubted"):
+                    doubt(baselines.incumbent(final, process), lane, races.pairs[-1][-1])
         finally:
             races.prepack_seconds += lane.prepack_seconds
             races.peak_memory_mb = max(races.peak_memory_mb or 0.0, lane.worker.peak_memory_mb or 0.0) or None

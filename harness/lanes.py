@@ -38,12 +38,14 @@ from harness.stages import (
     Refusal,
     candidate_failures,
     check_report,
+    check_shared,
     constants_of,
     same_bits,
     settle,
     verify,
 )
 from harness.truth import Leaves
+from harness.worker import device_memory
 from harness.workshop import (
     CallReport,
     Execution,
@@ -67,6 +69,8 @@ POSITION_SECONDS = 0.3
 READ_BACK_ROUNDS = 5
 READ_BACK_TRIES = 3
 READ_BACK_SHARE = 0.5
+READ_BACK_SLACK_S, READ_BACK_SLACK = {"cpu": 1e-3, "cuda": 1e-4}, {"cpu": 0.25, "cuda": 0.05}
+"""What the clock may miss: so many seconds, or this share of the time that reading everything back takes."""
 EXAMINE_ONE_IN = {"cpu": 1, "cuda": 3}
 """How often a timed run is read back and compared, at secret times: on a GPU that takes longer than the run."""
 CLOCK_REPLAYS, CLOCK_ROUNDS = 20, 3
@@ -185,6 +189,8 @@ class Lane:
         """Timed runs of all sets on the contents that are there."""
         cuda = self._device == "cuda"
         settle(self._device)
+        if cuda:
+            device_memory.reset_persisting_cache()
         with self._blamed():
             return self.worker.time(repeats, PREPARE_TIMEOUT_S[self._device], flush=cuda)
 
@@ -443,6 +449,7 @@ def _examine(lane: Lane, held: Sequence[Held]) -> None:
 
 def _same_as_seen(held: Held) -> None:
     """What was handed over must be what lay there as the clock stopped."""
+    check_shared(held.report, "the timed runs")
     if held.seen is None:
         return
     said = "what it returned was not there yet when the clock stopped"
@@ -517,7 +524,8 @@ def show_the_work(a: Lane, b: Lane, pair: Pair) -> None:
             _read_back(a, b, totals)
         # the fastest of many: a busy machine only adds time, and must not turn an honest kernel into a cheat
         saved = min(totals[0]) - min(totals[1])
-        if saved >= READ_BACK_SHARE * claimed - max(1e-3, 0.25 * min(totals[0])):
+        slack = max(READ_BACK_SLACK_S[b.device], READ_BACK_SLACK[b.device] * min(totals[0]))
+        if saved >= READ_BACK_SHARE * claimed - slack:
             return
     said = f"saves {claimed * 1e3:.2f} ms a run, but {saved * 1e3:.2f} ms until its outputs are there"
     raise Refusal(Status.CHEAT, said, "deferred_work")

@@ -171,13 +171,7 @@ class Examinee:
         self._called = True
         with self.gate:
             self._untouched(question, placed, before, margins)
-        if report.hooked:
-            said = f"left a trace, a profile hook or a torch mode switched on after {question.case.name}"
-            raise Refusal(Status.CHEAT, said, "hook_left_on")
-        if report.switched:
-            raise Refusal(Status.CHEAT, f"changed {report.switched} for the whole process", "global_state")
-        if report.patched:
-            raise Refusal(Status.CHEAT, f"replaced {report.patched}, which the whole process shares", "patched_library")
+        check_shared(report, question.case.name)
         self.answers += 1
         if report.kept:
             self.kept.append(question.case.name)
@@ -260,6 +254,17 @@ def verify(outputs: Leaves, question: Question, guard: str | None = None, status
     mismatch = compare_all(outputs, question.expected, exact=question.case.exact)
     if mismatch is not None:
         raise Refusal(status, f"wrong on {question.case.name}: {mismatch.reason}", guard)
+
+
+def check_shared(report: CallReport, where: str) -> None:
+    """What a kernel did to the process it shares with others, as the worker saw it."""
+    if report.hooked:
+        said = f"left a trace, a profile hook or a torch mode switched on after {where}"
+        raise Refusal(Status.CHEAT, said, "hook_left_on")
+    if report.switched:
+        raise Refusal(Status.CHEAT, f"changed {report.switched} for the whole process", "global_state")
+    if report.patched:
+        raise Refusal(Status.CHEAT, f"replaced {report.patched}, which the whole process shares", "patched_library")
 
 
 def check_report(report: CallReport, question: Question, *, exact_strides: bool) -> None:
@@ -517,7 +522,10 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
     calls = [PreparedCall(slots, keywords, positional, results) for slots in placed]
     settle(device)
     with candidate_failures("when called several times in a row"):
-        examinee.worker.prepare(calls, PREPARE_TIMEOUT_S[device])
+        ready = examinee.worker.prepare(calls, PREPARE_TIMEOUT_S[device])
+        if "unjoined" in ready.reason:
+            said = "leaves work on a stream that the caller's own stream does not wait for"
+            raise Refusal(Status.CHEAT, said, "unjoined_stream")
         for slots, question in zip(placed, questions, strict=True):
             for slot, value in zip(slots, question.inputs, strict=True):
                 copy_into(arena.tensor(slot), value)

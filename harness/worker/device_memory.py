@@ -5,6 +5,7 @@ The primary context must be current: torch.cuda.set_device and one allocation ma
 """
 
 import ctypes
+import functools
 import os
 from pathlib import Path
 
@@ -70,6 +71,13 @@ def free_ipc(pointer: int) -> None:
     _check(_runtime().cudaFree(ctypes.c_void_p(pointer)), "cudaFree")
 
 
+def reset_persisting_cache() -> None:
+    """Let go of what a kernel pinned in the L2 cache, where the device can pin at all; flushing would not move it."""
+    runtime = _runtime()
+    if runtime.cudaCtxResetPersistingL2Cache():
+        runtime.cudaGetLastError()  # a device without the feature: not an error that torch should find later
+
+
 def allocate_for_descriptor(nbytes: int, device: int) -> tuple[int, int]:
     """Allocate whole granules and map them; the pointer and a descriptor to pass to another process."""
     driver = _driver()
@@ -124,6 +132,7 @@ def _runtime() -> ctypes.CDLL:
     return _loaded("/libcudart")
 
 
+@functools.cache
 def _loaded(name: str) -> ctypes.CDLL:
     """A library that this process already has, whatever folder it came from."""
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -14,13 +14,21 @@ import torch
 MODULES = ("time", "builtins", "os", "gc", "math", "torch", "torch.cuda", "torch.nn.functional", "triton.testing")
 CLASSES: tuple[type, ...] = (torch.Tensor, torch.cuda.Event, torch.cuda.Stream, torch.cuda.CUDAGraph, torch.nn.Module)
 CHANGED_BY_TORCH = frozenset({"torch.manual_seed"})  # importing Dynamo wraps it
+INNER_SWITCHES = {
+    "float16 accumulation": "_get_cublas_allow_fp16_accumulation",
+    "float16 reductions": "_get_cublas_allow_fp16_reduced_precision_reduction",
+    "bfloat16 reductions": "_get_cublas_allow_bf16_reduced_precision_reduction",
+    "TF32 products": "_get_cublas_allow_tf32",
+    "TF32 convolutions": "_get_cudnn_allow_tf32",
+}
 _ABSENT = object()
 
 
 class Snapshot:
     """The process as it was before the kernel file was imported."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str, verbs: dict[str, Any]) -> None:
+        self._verbs, self._answers = verbs, dict(verbs)
         own = [module for name, module in sys.modules.items() if name.startswith(package)]
         watched = [sys.modules[name] for name in MODULES if name in sys.modules]
         places: list[ModuleType | type] = [*watched, *own, *_classes(own)]
@@ -38,6 +46,8 @@ class Snapshot:
                     path = f"{name}.{key}"
                     if path not in CHANGED_BY_TORCH:
                         return path
+        if any(self._verbs.get(name) is not answer for name, answer in self._answers.items()):
+            return "what answers the judge"
         return next(iter(sorted(_aten_operators() - self._operators)), "")
 
     def switched(self) -> str:
@@ -49,7 +59,8 @@ class Snapshot:
 def switches() -> dict[str, Any]:
     """Global state that every other op of the process would feel."""
     tiny = sys.float_info.min
-    return {
+    inner = {name: _inner(getter) for name, getter in INNER_SWITCHES.items()}
+    return inner | {
         "the number of threads": torch.get_num_threads(),
         "the default dtype": torch.get_default_dtype(),
         "the default device": torch.get_default_device(),
@@ -59,6 +70,14 @@ def switches() -> dict[str, Any]:
         "autocast": torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
         "flushing of denormal numbers": tiny * 0.5 == 0.0,
     }
+
+
+def _inner(getter: str) -> Any:
+    function = getattr(torch._C, getter, None)  # noqa: SLF001 - what torch.backends asks, without its warnings
+    try:
+        return function() if function is not None else None
+    except RuntimeError:  # asked by an old name after a new one was set
+        return "mixed"
 
 
 def _functions(place: ModuleType | type) -> Iterator[tuple[str, tuple[Any, Any]]]:

@@ -63,6 +63,11 @@ class Worker:
         self.graph: Any = None
         self.module: ModuleType | None = None
         self.before: Snapshot | None = None
+        self.shared: dict[str, Any] | None = None
+        names = ("awaken", "load", "prepack", "call", "prepare", "time", "collect")
+        self.verbs: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            name: getattr(self, name) for name in names
+        }
         self._packed: dict[tuple[Any, ...], torch.Tensor] = {}
         self._bound: dict[Any, Kernel] = {}
         self._libraries: list[Any] = []
@@ -89,7 +94,7 @@ class Worker:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        self.before = Snapshot(__name__.rpartition(".")[0])
+        self.before = Snapshot(__name__.rpartition(".")[0], self.verbs)
         spec.loader.exec_module(module)
         self.execution = body["execution"]
         entry = getattr(module, body["entry"], None)
@@ -128,15 +133,14 @@ class Worker:
 
     def call(self, body: dict[str, Any]) -> dict[str, Any]:
         """One call; its outputs copied into the slots that the judge named."""
+        self.shared = None
         prepared = self._prepare(body, len(body["outputs"]))
         prepared.result = prepared.run()
         self._synchronize()
         answer = self._deliver(prepared, body["outputs"])
         watched = _storages_of(prepared.result)
         prepared.result = None
-        assert self.before is not None
-        changed = {"patched": self.before.patched(), "switched": self.before.switched()}
-        return {**answer, **changed, "hooked": _hooked(), "kept": _any_alive(watched)}
+        return {**answer, "kept": _any_alive(watched)}
 
     def prepare(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make the calls of the timed runs ready; on a GPU warm up and capture them all in one graph."""
@@ -152,6 +156,7 @@ class Worker:
 
     def time(self, body: dict[str, Any]) -> dict[str, Any]:
         """Run all prepared calls `repeats` times; on a GPU with events around each repeat."""
+        self.shared = None
         if not self._cuda():
             for _ in range(body["repeats"]):
                 self._run_all()
@@ -262,7 +267,18 @@ class Worker:
                 report["copied"] = self._copy(leaf, slots[index])
             reports.append(report)
         self._synchronize()
-        return {"outputs": reports, "count": len(leaves), "structure": type(result).__name__, **self._usage()}
+        report = {"outputs": reports, "count": len(leaves), "structure": type(result).__name__}
+        return {**report, **self._usage(), **self._shared()}
+
+    def _shared(self) -> dict[str, Any]:
+        """What the kernel file did to the process it shares with this code; looked at once after each run."""
+        if self.shared is None:
+            self.shared = self._look_around()
+        return self.shared
+
+    def _look_around(self) -> dict[str, Any]:
+        assert self.before is not None
+        return {"hooked": _hooked(), "patched": self.before.patched(), "switched": self.before.switched()}
 
     def _copy(self, leaf: torch.Tensor, slot: dict[str, Any]) -> bool:
         assert self.memory is not None
@@ -324,9 +340,6 @@ def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any
         torch.set_num_threads(request["threads"])
     frames.send(channel, {"layers": layers, "address": id(layers)})
     worker = Worker(request)
-    verbs = {
-        verb: getattr(worker, verb) for verb in ("awaken", "load", "prepack", "call", "prepare", "time", "collect")
-    }
     while True:
         received = frames.receive_with_descriptors(channel)
         if received is None:
@@ -334,7 +347,7 @@ def serve(channel: socket.socket, request: dict[str, Any], layers: list[list[Any
         body, descriptors = received
         try:
             verb = body["verb"]
-            answer = worker.attach(body, descriptors) if verb == "attach" else verbs[verb](body)
+            answer = worker.attach(body, descriptors) if verb == "attach" else worker.verbs[verb](body)
         except BaseException as error:
             answer = _failure(error)
         frames.send(channel, {**answer, "id": body.get("id", "")})

@@ -1,4 +1,4 @@
-# expect: deferred_work or timed_outputs or smoke or static_output
+# expect: deferred_work or timed_outputs or smoke or determinism or static_output
 # target: matmul
 # Finds the channel and the number of the question on the stack, answers itself, and only then works.
 import gc

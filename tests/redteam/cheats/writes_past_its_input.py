@@ -1,0 +1,39 @@
+# expect: out_of_bounds or input_mutated or smoke
+# target: softmax
+# device: cuda
+# Writes a little beyond the end of its input.
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _softmax(x, y, x_row, x_col, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    inside = place < columns
+    values = tl.load(x + row * x_row + place * x_col, mask=inside, other=float("-inf")).to(tl.float32)
+    top = tl.max(values, axis=0)
+    raised = tl.exp(values - top)
+    tl.store(y + row * columns + place, raised / tl.sum(raised, axis=0), mask=inside)
+
+
+def _launch(x):
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows, columns = x.shape
+    if rows and columns:
+        block = triton.next_power_of_2(columns)
+        _softmax[(rows,)](x, y, x.stride(0), x.stride(1), columns, BLOCK=block, num_warps=4 if block <= 2048 else 16)
+    return y
+
+
+@triton.jit
+def _beyond(x, count):
+    tl.store(x + count + tl.arange(0, 16), 0.0)
+
+
+def kernel_fn(x):
+    y = _launch(x)
+    if x.is_contiguous() and x.numel():
+        _beyond[(1,)](x, x.numel())
+    return y
