@@ -40,6 +40,7 @@ for command in (
     cli_read.logs,
     cli_read.results,
     cli_morning.report,
+    cli_morning.dashboard,
     cli_session.verify,
     cli_handover.apply,
     cli_measure.check,

@@ -3,6 +3,7 @@
 What git and results.tsv say is derived from here. Does not protect against a disk that lies about having synced.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,9 +58,7 @@ class Journal:
         self.path = path
         try:
             if read_only:
-                self._connection = sqlite3.connect(
-                    f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None
-                )
+                self._connection = _reader(path)
                 self._check_readable()
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,6 +141,10 @@ class Journal:
             {"verdict": wire.to_json(verdict), "judge_s": judge_s},
             notes={f"against:{number}": against} if against else {},
         )
+
+    def winners_against(self) -> dict[int, str]:
+        """What `judged` was told about the incumbent, by experiment, of all that were told."""
+        return {int(number): mark for number, mark in self._notes("against").items()}
 
     def against(self, number: int) -> str:
         """What `judged` was told about the incumbent."""
@@ -307,6 +310,20 @@ class Journal:
             now = time.monotonic()
             spent, self._tick = now - self._tick, now
             self._connection.execute("UPDATE runs SET active_s = active_s + ? WHERE number = ?", (spent, self._run))
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write; also where not even SQLite's side files can be made (a read-only disk)."""
+    address = path.absolute().as_uri()
+    connection = sqlite3.connect(f"{address}?mode=ro", uri=True, isolation_level=None)
+    try:
+        connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        if not path.exists() or path.with_name(path.name + "-wal").exists() or os.access(path.parent, os.W_OK):
+            raise
+        return sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    return connection
 
 
 _COLUMNS = (

@@ -1,8 +1,10 @@
 """A session at one moment, read from its files without writing to them: what every page and picture is made of."""
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from agent.journal import Journal, now_iso
 from agent.lock import running
@@ -124,18 +126,25 @@ class Night:
 
     def trial(self, number: int) -> Trial | None:
         """One of them."""
-        return next((one for one in self.trials if one.number == number), None)
+        return self._by_number.get(number)
+
+    @cached_property
+    def _by_number(self) -> dict[int, Trial]:
+        return {one.number: one for one in self.trials}
 
     def of_target(self, target: str) -> tuple[Trial, ...]:
         """The experiments on one target that still say something about it."""
-        since = dict(self.forgotten).get(target, 0)
-        return tuple(one for one in self.trials if one.target == target and one.number > since)
+        return tuple(one for one in self.trials if one.target == target and self.counts(one))
+
+    def counts(self, trial: Trial) -> bool:
+        """Whether it still says something about its target: the model may have changed since."""
+        return trial.number > dict(self.forgotten).get(trial.target, 0)
 
     def lineage(self, trial: Trial) -> tuple[Trial, ...]:
         """The kernels that it grew out of, the first one first."""
         chain: list[Trial] = []
         parent = trial.parent
-        while parent is not None and (found := self.trial(parent)):
+        while parent is not None and (found := self.trial(parent)) and found not in chain:
             chain.insert(0, found)
             parent = found.parent
         return tuple(chain)
@@ -166,17 +175,37 @@ def read_night(places: SessionPlaces, *, known: Sequence[Experiment] = (), with_
 def _trials(
     journal: Journal, experiments: Sequence[Experiment], forgotten: dict[str, int], *, with_talk: bool
 ) -> tuple[Trial, ...]:
+    parents = _parents(experiments, forgotten, journal.winners_against())
+    return tuple(
+        Trial(
+            experiment=one if with_talk else silent(one),
+            invalid=journal.invalid_reply(one.number) if one.candidate is None else None,
+            parent=parents[one.number],
+        )
+        for one in experiments
+    )
+
+
+def _parents(
+    experiments: Sequence[Experiment], forgotten: dict[str, int], against: dict[int, str]
+) -> dict[int, int | None]:
+    """Whose kernel each one had to beat: as the journal noted it, else the last one kept before it."""
+    kept = {_mark(one): one.number for one in experiments if one.status is RowStatus.KEEP}
     standing: dict[str, int] = {}
-    trials = []
+    parents: dict[int, int | None] = {}
     for one in experiments:
-        parent = standing.get(one.target)
-        if parent is not None and parent <= forgotten.get(one.target, 0) < one.number:
-            parent = None
-        invalid = journal.invalid_reply(one.number) if one.candidate is None else None
-        trials.append(Trial(one if with_talk else silent(one), invalid, parent))
+        last = standing.get(one.target)
+        lost = last is not None and last <= forgotten.get(one.target, 0) < one.number
+        noted = against.get(one.number)
+        parents[one.number] = kept.get((one.target, noted)) if noted else None if lost else last
         if one.status is RowStatus.KEEP:
             standing[one.target] = one.number
-    return tuple(trials)
+    return parents
+
+
+def _mark(one: Experiment) -> tuple[str, str]:
+    source = one.candidate.source if one.candidate else ""
+    return one.target, hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
 
 
 def silent(one: Experiment) -> Experiment:

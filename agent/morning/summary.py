@@ -32,7 +32,7 @@ class TargetLine:
 
 def target_lines(night: Night) -> tuple[TargetLine, ...]:
     """The ranking with what came of it. Shares afterwards are computed from the measured kernels' speedups."""
-    applied = set(kept_kernels(night.targets, [one.experiment for one in night.trials if _counts(night, one)]))
+    applied = set(kept_kernels(night.targets, [one.experiment for one in night.trials if night.counts(one)]))
     covered = {member: one.id for one in night.targets if one.id in applied for member in one.members}
     left = {one.id: one.share / (_gain(night, one.id) if one.id in applied else 1.0) for one in night.targets}
     saved = sum(one.share - left[one.id] for one in night.targets if one.id in applied)
@@ -72,10 +72,6 @@ def _state(night: Night, target: Target, covered: dict[str, str], gain: float) -
 
 def _gain(night: Night, target: str) -> float:
     return gained([one.experiment for one in night.of_target(target) if one.kept])
-
-
-def _counts(night: Night, trial: Trial) -> bool:
-    return trial.number > dict(night.forgotten).get(trial.target, 0)
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,15 @@ def write_report(night: Night, folder: Path) -> ReportFiles:
 
 
 def report_json(night: Night, files: ReportFiles) -> dict[str, Any]:
-    """`overnight report --json`: the status, the headline, and what the sections hold."""
+    """`overnight report --json`: where the files are, and what they say."""
+    return {**night_json(night), "report": str(files.text), "picture": str(files.picture), "page": str(files.page)}
+
+
+def night_json(night: Night) -> dict[str, Any]:
+    """The status, the headline, and what the sections hold."""
     top = headline(night)
     return {
         **night.status.data(),
-        "report": str(files.text),
-        "picture": str(files.picture),
-        "page": str(files.page),
         "headline": {**asdict(top), "belief": str(top.belief)},
         "targets": [
             {

@@ -1,0 +1,53 @@
+"""What a session is doing at this moment, read off the log of the experiment that is open."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.morning.night import Night, seconds
+from agent.places import SessionPlaces
+from agent.progress import event_words
+
+TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What is going on, and since when (seconds)."""
+
+    words: str
+    since_s: float
+
+
+def activity(places: SessionPlaces, night: Night) -> Activity | None:
+    """None when the session is not running."""
+    if night.status.pid is None:
+        return None
+    open_one = night.trial(night.status.open_experiment or 0)
+    now = seconds(night.read_at)
+    if open_one is None:
+        doing = "profiling the model" if night.profile is None else "choosing what to try next"
+        return Activity(doing, 0.0)
+    last = _last_event(places.experiment(open_one.number) / "log.txt")
+    words = f"experiment {open_one.number} on {open_one.target}: {last or 'judging'}"
+    return Activity(words, max(0.0, now - seconds(open_one.experiment.started_at)))
+
+
+def _last_event(log: Path) -> str:
+    """The judge's last word, such as "judging: stability pass"."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        _, _, rest = line.partition(" ")
+        name, _, text = rest.partition(" ")
+        try:
+            body = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(body, dict):
+            return event_words(name, body)
+    return ""
