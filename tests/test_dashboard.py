@@ -17,7 +17,7 @@ from pathlib import Path
 
 import hostile
 import pytest
-from browser import chromium, opened  # noqa: F401 - a fixture
+from browser import opened
 from workspaces import ENVIRONMENT, drive, kernel, make_workspace, record, rows, start
 
 REASON = "THE DASHBOARD IS NOT TESTED: pip install 'overnight[dashboard]'"
@@ -95,7 +95,7 @@ def address(workspace):
 # Live
 
 
-def test_a_running_session_is_seen_live_and_its_diff_is_opened(chromium, tmp_path):  # noqa: F811
+def test_a_running_session_is_seen_live_and_its_diff_is_opened(chromium, tmp_path):
     workspace = make_workspace(
         tmp_path,
         recordings={
@@ -129,7 +129,7 @@ def test_a_running_session_is_seen_live_and_its_diff_is_opened(chromium, tmp_pat
     assert [row["status"] for row in rows(workspace)] == ["keep", "keep", "incorrect"]
 
 
-def test_a_session_that_begins_and_one_that_vanishes_are_seen(chromium, tmp_path):  # noqa: F811
+def test_a_session_that_begins_and_one_that_vanishes_are_seen(chromium, tmp_path):
     workspace = make_workspace(tmp_path, recordings={"0001_rmsnorm_a__x.py": kernel()})
     drive(workspace, "run")
     with serving(workspace) as address, opened(chromium, address) as watched:
@@ -198,7 +198,7 @@ PAGES = (
 )  # fmt: skip
 
 
-def test_nothing_that_a_candidate_or_an_address_says_runs_or_loads(chromium, address):  # noqa: F811
+def test_nothing_that_a_candidate_or_an_address_says_runs_or_loads(chromium, address):
     with opened(chromium, address) as watched:
         for path in PAGES:
             watched.page.goto(address + path)
@@ -282,7 +282,7 @@ def test_a_name_that_was_pointed_here_is_refused(address):
     assert get(address, Host="127.0.0.1.evil.example")[0] == 421
 
 
-def test_bound_elsewhere_it_needs_its_token(chromium, workspace):  # noqa: F811
+def test_bound_elsewhere_it_needs_its_token(chromium, workspace):
     with serving(workspace, "--host", "0.0.0.0", environment={"OVERNIGHT_DASHBOARD_TOKEN": TOKEN}) as shown:
         assert shown.endswith(f"/?token={TOKEN}")
         port = re.search(r":(\d+)/", shown)[1]
@@ -432,7 +432,7 @@ def test_the_shelf_reads_only_what_changed(tmp_path):
     assert later.trials[0].experiment is first.trials[0].experiment
 
 
-def test_two_kernels_are_chosen_and_compared(chromium, address):  # noqa: F811
+def test_two_kernels_are_chosen_and_compared(chromium, address):
     with opened(chromium, f"{address}kernels") as watched:
         tab = watched.page
         tab.get_by_label("a: night:1").check()
@@ -443,7 +443,7 @@ def test_two_kernels_are_chosen_and_compared(chromium, address):  # noqa: F811
         watched.fine(allowed=address)
 
 
-def test_it_fits_a_phone(chromium, address):  # noqa: F811
+def test_it_fits_a_phone(chromium, address):
     for path in (
         "",
         "session/night",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hostile
 import pytest
-from browser import chromium, opened  # noqa: F401 - a fixture
+from browser import opened
 from workspaces import ENVIRONMENT, drive, kernel, make_workspace
 
 from agent.morning import page
@@ -183,7 +183,7 @@ def test_the_picture_is_a_png_whatever_a_candidate_is_called(night):
     assert struct.unpack(">II", content[16:24]) == (1600, 1000)
 
 
-def test_nothing_that_a_candidate_wrote_runs_loads_or_becomes_an_element(chromium, address):  # noqa: F811
+def test_nothing_that_a_candidate_wrote_runs_loads_or_becomes_an_element(chromium, address):
     with opened(chromium, address) as watched:
         tab = watched.page
         tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
@@ -197,7 +197,7 @@ def test_nothing_that_a_candidate_wrote_runs_loads_or_becomes_an_element(chromiu
         watched.fine(allowed=address)
 
 
-def test_markup_that_slipped_through_could_neither_run_nor_load(chromium, session, tmp_path):  # noqa: F811
+def test_markup_that_slipped_through_could_neither_run_nor_load(chromium, session, tmp_path):
     holed = tmp_path / "holed.html"
     text = Path(session[1]["page"]).read_text()
     harm = "<script>window.owned = 1</script><img src=http://127.0.0.1:9/x.png onerror='window.owned = 2'>"
@@ -210,7 +210,7 @@ def test_markup_that_slipped_through_could_neither_run_nor_load(chromium, sessio
 # Usable
 
 
-def test_a_diff_is_opened_by_keyboard_alone(chromium, address):  # noqa: F811
+def test_a_diff_is_opened_by_keyboard_alone(chromium, address):
     with opened(chromium, address) as watched:
         tab = watched.page
         first = tab.locator("#experiment-1 summary").first
@@ -228,7 +228,7 @@ def test_a_diff_is_opened_by_keyboard_alone(chromium, address):  # noqa: F811
         watched.fine(allowed=address)
 
 
-def test_the_list_is_filtered_and_a_link_opens_its_experiment(chromium, address):  # noqa: F811
+def test_the_list_is_filtered_and_a_link_opens_its_experiment(chromium, address):
     with opened(chromium, address) as watched:
         tab = watched.page
         tab.get_by_label("Text").fill("ONLINE")
@@ -244,7 +244,7 @@ def test_the_list_is_filtered_and_a_link_opens_its_experiment(chromium, address)
         watched.fine(allowed=address)
 
 
-def test_it_is_complete_without_script(chromium, address):  # noqa: F811
+def test_it_is_complete_without_script(chromium, address):
     with opened(chromium, address, java_script_enabled=False) as watched:
         tab = watched.page
         assert tab.locator("form.filters").is_hidden()
@@ -253,7 +253,7 @@ def test_it_is_complete_without_script(chromium, address):  # noqa: F811
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_its_text_stands_out_in_light_and_dark(chromium, address, scheme):  # noqa: F811
+def test_it_fits_a_phone_and_its_text_stands_out_in_light_and_dark(chromium, address, scheme):
     with opened(chromium, address, viewport={"width": 360, "height": 740}, color_scheme=scheme) as watched:
         tab = watched.page
         tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
@@ -279,7 +279,7 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_a_screen_reader_finds_landmarks_headings_in_order_and_names(chromium, address):  # noqa: F811
+def test_a_screen_reader_finds_landmarks_headings_in_order_and_names(chromium, address):
     with opened(chromium, address) as watched:
         tab = watched.page
         assert [tab.locator(one).count() for one in ("h1", "main", "nav[aria-label]", "footer")] == [1, 1, 1, 1]

@@ -1,0 +1,5 @@
+"""Fixtures that several files of tests share."""
+
+from browser import chromium
+
+__all__ = ["chromium"]
