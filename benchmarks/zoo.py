@@ -205,6 +205,10 @@ def _account(
         for left in graph.left_out:
             if any(node in graph.facts.heavy for node in left.nodes):
                 continue
+            opaque = next((graph.facts.foreign[node] for node in left.nodes if node in graph.facts.foreign), "")
+            if opaque:  # what another library's operator does is not known to be light
+                shares[opaque] = shares.get(opaque, 0.0) + sum(spent.get(node, 0.0) for node in left.nodes)
+                continue
             seconds = sum(spent.get(node, 0.0) for node in left.nodes)
             light += seconds
             miss(seconds, f"{_named(left.nodes)}: {left.reason}")

@@ -113,14 +113,18 @@ class Splicer:
                 taken.update(region.nodes)
 
     def _matches(self, regions: Sequence[RegionLike]) -> list[tuple[KernelOp, RegionLike, Mapping[str, int]]]:
-        """All candidates in order of preference, found before the graph changes: patterns read the nodes' arguments."""
+        """All candidates in order of preference, found before the graph changes: patterns read the nodes' arguments.
+
+        At some sizes two targets look alike (a table [1, S, D] and a batch of one); a site then belongs to the target
+        that was captured there.
+        """
         found = []
-        for op in sorted(self.ops, key=lambda op: not op.kernel.target.members):
+        for op in self.ops:
             for region in regions:
                 bindings = self.match(op.kernel.target, region)
                 if bindings is not None:
                     found.append((op, region, bindings))
-        return found
+        return sorted(found, key=lambda each: (not each[0].kernel.target.members, not _is_home(each[0], each[1])))
 
     def _try(
         self,
@@ -145,6 +149,11 @@ class Splicer:
         standing.update(zip(site.outputs, replace(graph, op, site, order), strict=True))
         self.log.apply(target)
         return True
+
+
+def _is_home(op: KernelOp, region: RegionLike) -> bool:
+    """Whether the op's target was captured at this region's place in the model."""
+    return getattr(region, "module", "") in {site.module for site in op.kernel.target.call_sites}
 
 
 def _writers(regions: Sequence[Any]) -> AbstractSet[fx.Node]:

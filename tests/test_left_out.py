@@ -7,9 +7,12 @@ from captured import capture_of_trained
 from identity import identity_kernels
 from torch import nn
 
+from harness.kernel_op import Kernel
 from harness.optimized import optimize
+from harness.partition import Family
 from harness.soundness import check
 from harness.symbols import symbolise
+from harness.targets import draft_targets, finish
 
 
 @torch.library.custom_op("overnight_tests::doubled", mutates_args=())
@@ -174,3 +177,29 @@ def test_sizes_that_change_the_rank_of_an_input_give_no_common_pattern():
         return {"inputs": [["float32", list(sizes), [1] * len(sizes)]], "nodes": [], "outputs": []}
 
     assert symbolise([pattern(4, 8), pattern(4, 2, 8)], {}) is None
+
+
+class TableAndBatch(nn.Module):
+    """Two additions that look alike at a batch of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = Runs(lambda _, x: torch.tanh(x + x[:1]) * 2)
+        self.both = Runs(lambda _, x: torch.tanh(x + x.flip(0)) * 2)
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.both(self.mix(self.table(x)))
+
+
+def test_a_site_runs_the_kernel_of_the_target_that_was_captured_there():
+    model, x = TableAndBatch().eval(), torch.randn(1, 12, 8)
+    found = capture_of_trained(model, x)
+    drafts = [draft for draft in draft_targets(found) if draft.region.family is Family.LIGHT]
+    kernels = [
+        Kernel(t, t.reference.replace("def reference(", "def kernel_fn(")) for t in (finish(d, {}) for d in drafts)
+    ]
+    optimized = optimize(model, kernels)
+    assert check(optimized, model, ((x,), {})).ok
+    assert all(optimized.sites.applied[kernel.target.id] == len(kernel.target.call_sites) for kernel in kernels)
+    assert len(kernels) >= 2
