@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from agent.config import load_config
 from agent.errors import OvernightError
@@ -33,7 +34,8 @@ def announcing(session: Session) -> Iterator[None]:
 
 
 def _entries(session: Session) -> list[str]:
-    return load_config(session.places.root).notify
+    file = session.options.config
+    return load_config(session.places.root, Path(file) if file else None).notify
 
 
 def _first_win(session: Session, announcer: Announcer, experiment: Experiment) -> None:

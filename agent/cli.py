@@ -14,6 +14,7 @@ import typer
 
 from agent import cli_handover, cli_measure, cli_morning, cli_read, cli_redteam, cli_session, cli_steering
 from agent.errors import OvernightError, StopRequestedError
+from agent.visible import visible
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -87,5 +88,5 @@ def _machine_sentence(error: OSError) -> str:
 
 
 def _fail(sentence: str, code: int) -> None:
-    print(f"overnight: {sentence}", file=sys.stderr)
+    print(f"overnight: {visible(sentence)}", file=sys.stderr)
     raise SystemExit(code)

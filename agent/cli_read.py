@@ -98,14 +98,15 @@ def logs(
     from agent.lock import running
     from agent.places import find_session
     from agent.repository import workspace_root
+    from agent.visible import visible
 
     places = find_session(workspace_root(Path.cwd()), name)
     places.log.touch()
     with places.log.open(encoding="utf-8", errors="replace") as log:
-        sys.stdout.writelines(log.readlines()[-lines:])
+        sys.stdout.writelines(map(visible, log.readlines()[-lines:]))
         while follow:
             ended = running(places.lock) is None
-            sys.stdout.writelines(log.readlines())
+            sys.stdout.writelines(map(visible, log.readlines()))
             sys.stdout.flush()
             if ended:  # asked before the last look, so that nothing is missed
                 break

@@ -202,10 +202,11 @@ def verify(
     from agent.errors import InputError
     from agent.json_reports import VERIFY_MODES, verify_json
     from agent.measuring import verify_session
-    from agent.places import find_session
+    from agent.places import find_session, write_whole
     from agent.repository import workspace_root
     from agent.tables import print_verify
     from agent.verbs import scratch_folder
+    from harness import wire
 
     unknown = sorted(set(mode or ()) - set(VERIFY_MODES))
     if unknown:
@@ -214,6 +215,8 @@ def verify(
     with scratch_folder() as folder:
         modes = tuple(dict.fromkeys(["overnight", "eager", *mode])) if mode else VERIFY_MODES
         result = verify_session(harness_in(folder), places, modes, bisect=bisect)
+    if modes == VERIFY_MODES:
+        write_whole(places.verified, wire.to_json(result))  # what report and dashboard show
     if as_json:
         print_json(verify_json(result))
     else:

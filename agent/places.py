@@ -50,6 +50,11 @@ class SessionPlaces:
         return self.folder / "profile-before.json"
 
     @property
+    def verified(self) -> Path:
+        """The model with what is kept, as measured last in all modes."""
+        return self.folder / "verify.json"
+
+    @property
     def log(self) -> Path:
         """What harness processes and a detached session print."""
         return self.folder / "log.txt"

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from agent.visible import one_line, visible
+
 if TYPE_CHECKING:
     from rich.status import Status
 
@@ -45,7 +47,7 @@ class Progress:
         """One line that stays."""
         words = line.split()
         style = STYLES.get(words[1]) if len(words) > 1 and words[0].isdigit() else None
-        self.console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(visible(line), style=style, highlight=False, markup=False, soft_wrap=True)
         sys.stdout.flush()
 
     def event(self, name: str, body: Mapping[str, Any]) -> None:
@@ -53,7 +55,7 @@ class Progress:
         if self._status:
             from rich.markup import escape
 
-            self._status.update(escape(event_words(name, body)[: self.console.width - 4]))
+            self._status.update(escape(one_line(event_words(name, body), self.console.width - 4)))
 
 
 def event_words(name: str, body: Mapping[str, Any]) -> str:

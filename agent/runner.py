@@ -159,7 +159,7 @@ def _verify_at_end(opened: Session) -> None:
     except StopRequestedError:
         opened.say("the final verification was stopped on request")
         return
-    write_whole(opened.places.folder / "verify.json", wire.to_json(report))
+    write_whole(opened.places.verified, wire.to_json(report))
     opened.show.verification(report)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from agent.visible import visible
 from harness.records import ModeMeasurement, ProfileReport, StageStatus, Target, Verdict, VerifyReport
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def print_ranking(console: "Console", report: ProfileReport) -> None:
     table.add_row("uncaptured", "not in any graph", "", _percent(report.uncaptured_share), "", "", "", "")
     console.print(table)
     for note in report.notes:
-        console.print(f"  note: {note}", style="dim", highlight=False, markup=False)
+        console.print(f"  note: {visible(note)}", style="dim", highlight=False, markup=False)
 
 
 def nested_targets(targets: tuple[Target, ...]) -> list[tuple[Target, bool]]:
@@ -47,14 +48,13 @@ def nested_targets(targets: tuple[Target, ...]) -> list[tuple[Target, bool]]:
 
 
 def _add_target(table: "object", target: Target, *, nested: bool) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     assert isinstance(table, Table)
     gain = target.model_gain()
     table.add_row(
-        ("└ " if nested else "") + escape(target.id),
-        escape(target.title),
+        ("└ " if nested else "") + _safe(target.id),
+        _safe(target.title),
         str(len(target.call_sites)),
         _percent(target.share),
         f"{target.time_us:.1f}",
@@ -67,14 +67,13 @@ def _add_target(table: "object", target: Target, *, nested: bool) -> None:
 
 def print_verdict(console: "Console", verdict: Verdict) -> None:
     """One line a stage, then the sentence and the figures."""
-    from rich.markup import escape
 
     for name, stage in verdict.stages.items():
         style = STAGE_STYLE[stage.status]
         console.print(
-            f"  {name:<12}[{style}]{stage.status:<8}[/] {stage.seconds:6.2f} s  {escape(stage.detail)}", highlight=False
+            f"  {name:<12}[{style}]{stage.status:<8}[/] {stage.seconds:6.2f} s  {_safe(stage.detail)}", highlight=False
         )
-    console.print(f"[bold]{verdict.status}[/] {escape(verdict.target)}: {escape(verdict.detail)}", highlight=False)
+    console.print(f"[bold]{verdict.status}[/] {_safe(verdict.target)}: {_safe(verdict.detail)}", highlight=False)
     if verdict.guard:
         console.print(f"  guard: {verdict.guard}", highlight=False)
     if verdict.blame and not verdict.accepted:
@@ -91,7 +90,6 @@ def print_verdict(console: "Console", verdict: Verdict) -> None:
 
 def print_verify(console: "Console", report: VerifyReport) -> None:
     """The model with the kept kernels against the ways a user has today."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=f"{report.model} on {report.device_name}", title_justify="left", header_style="bold")
@@ -110,14 +108,14 @@ def print_verify(console: "Console", report: VerifyReport) -> None:
     if report.model_speedup is not None:
         console.print(f"model speedup over the best other mode: {report.model_speedup:.3f}x", highlight=False)
     if report.detail:
-        console.print(escape(report.detail), style="dim", highlight=False)
+        console.print(_safe(report.detail), style="dim", highlight=False)
     for suspect in report.suspects:
-        console.print(f"suspect: {escape(suspect)}", highlight=False)
+        console.print(f"suspect: {_safe(suspect)}", highlight=False)
 
 
 def _mode_row(mode: ModeMeasurement, ours: float | None) -> tuple[str, ...]:
     if mode.median_ms is None:
-        return (mode.mode, "not run", mode.reason or "", "", "")
+        return (mode.mode, "not run", _safe(mode.reason or ""), "", "")
     interval = (
         f"{mode.ci_low:.3f} to {mode.ci_high:.3f}" if mode.ci_low is not None and mode.ci_high is not None else ""
     )
@@ -131,7 +129,6 @@ def _percent(share: float) -> str:
 
 def print_results(console: "Console", rows: Sequence[Mapping[str, int | float | str | None]]) -> None:
     """The columns of results.tsv that fit a terminal."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(header_style="bold")
@@ -139,5 +136,12 @@ def print_results(console: "Console", rows: Sequence[Mapping[str, int | float | 
     for name in shown:
         table.add_column(name, justify="left" if name in {"status", "target", "description"} else "right")
     for row in rows:
-        table.add_row(*(escape("" if row[name] is None else str(row[name])) for name in shown))
+        table.add_row(*(_safe("" if row[name] is None else str(row[name])) for name in shown))
     console.print(table)
+
+
+def _safe(text: str) -> str:
+    """What a candidate may have written: no terminal command and no markup is left in it."""
+    from rich.markup import escape
+
+    return escape(visible(text))

@@ -96,6 +96,7 @@ def test_shares_after_are_those_before_divided_by_what_was_gained(night):
 def test_a_kernel_grows_out_of_the_one_that_it_had_to_beat(night):
     assert [night.trial(number).parent for number in (1, 2, 7)] == [None, 1, 2]
     assert [one.number for one in night.lineage(night.trial(7))] == [1, 2]
+    assert [night.trial(number).rival for number in (1, 2, 7)] == [None, 1, 2]
 
 
 def test_failures_name_their_stage_and_cost_its_proposer(night):
@@ -147,6 +148,18 @@ def test_a_broken_or_outdated_verification_is_said_before_anything_else(session,
 
 
 # Harmless
+
+
+def test_a_terminal_is_not_commanded_by_what_a_candidate_wrote(session, capsys):
+    from agent.progress import Progress
+
+    Progress().say(f"   1  keep  {hostile.EVERYTHING}")
+    printed = capsys.readouterr().out
+    assert "[U+001B]" in printed
+    for command in ("report", "results", "status", "logs"):
+        printed += overnight(session[0], command).stdout
+    assert "\x1b" not in printed
+    assert "\u202e" not in printed
 
 
 def test_hidden_characters_are_written_out():

@@ -147,11 +147,11 @@ def _ratio(first_night: Night, first: Trial, second_night: Night, second: Trial)
     if one is None or other is None:
         return None, "They were not both timed."
     if first_night.name == second_night.name:
-        if second.parent == first.number:
+        if second.rival == first.number:
             return other.speedup_vs_best, "They were timed in turns on one device."
-        if first.parent == second.number:
+        if first.rival == second.number:
             return 1 / one.speedup_vs_best, "They were timed in turns on one device."
-        if first.parent == second.parent:
+        if first.rival == second.rival:
             return other.speedup_vs_best / one.speedup_vs_best, "Each was timed in turns with the same kernel."
     devices = {night.profile.device_name if night.profile else "" for night in (first_night, second_night)}
     where = "on different devices" if len(devices) > 1 else "at different moments"

@@ -12,7 +12,7 @@ from pathlib import Path
 from agent.errors import InputError, MachineError, OvernightError
 from agent.journal import Journal
 from agent.lock import running
-from agent.morning.night import VERIFY_FILE, Night, Trial, read_night
+from agent.morning.night import Night, Trial, read_night
 from agent.places import SessionPlaces, sessions
 from agent.records import Experiment, ExperimentState
 
@@ -101,7 +101,7 @@ def _recorded(night: Night) -> list[Experiment]:
 def revision(places: SessionPlaces) -> str:
     """Changes whenever the session does: its files by size and time, and whether it runs."""
     journal = places.journal
-    watched = (journal, journal.with_name(journal.name + "-wal"), places.profile, places.folder / VERIFY_FILE)
+    watched = (journal, journal.with_name(journal.name + "-wal"), places.profile, places.verified)
     seen = [_stamp(path) for path in watched]
     holder = running(places.lock)
     return hashlib.sha256(repr((seen, holder)).encode()).hexdigest()[:16]

@@ -14,8 +14,6 @@ from agent.report import SessionStatus, status_from
 from harness import wire
 from harness.records import ProfileReport, Target, Timing, VerifyReport
 
-VERIFY_FILE = "verify.json"
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -23,7 +21,17 @@ class Trial:
 
     experiment: Experiment
     invalid: InvalidReply | None
-    parent: int | None
+    rival: int | None
+
+    @property
+    def made_from(self) -> tuple[int, ...]:
+        """The experiments that its proposer started from, as far as it says so."""
+        return self.experiment.candidate.parents if self.experiment.candidate else ()
+
+    @property
+    def parent(self) -> int | None:
+        """What it grew out of: the kernel that it was made from, else the one that it had to beat."""
+        return self.made_from[0] if self.made_from else self.rival
 
     @property
     def number(self) -> int:
@@ -175,32 +183,32 @@ def read_night(places: SessionPlaces, *, known: Sequence[Experiment] = (), with_
 def _trials(
     journal: Journal, experiments: Sequence[Experiment], forgotten: dict[str, int], *, with_talk: bool
 ) -> tuple[Trial, ...]:
-    parents = _parents(experiments, forgotten, journal.winners_against())
+    rivals = _rivals(experiments, forgotten, journal.winners_against())
     return tuple(
         Trial(
             experiment=one if with_talk else silent(one),
             invalid=journal.invalid_reply(one.number) if one.candidate is None else None,
-            parent=parents[one.number],
+            rival=rivals[one.number],
         )
         for one in experiments
     )
 
 
-def _parents(
+def _rivals(
     experiments: Sequence[Experiment], forgotten: dict[str, int], against: dict[int, str]
 ) -> dict[int, int | None]:
     """Whose kernel each one had to beat: as the journal noted it, else the last one kept before it."""
     kept = {_mark(one): one.number for one in experiments if one.status is RowStatus.KEEP}
     standing: dict[str, int] = {}
-    parents: dict[int, int | None] = {}
+    rivals: dict[int, int | None] = {}
     for one in experiments:
         last = standing.get(one.target)
         lost = last is not None and last <= forgotten.get(one.target, 0) < one.number
         noted = against.get(one.number)
-        parents[one.number] = kept.get((one.target, noted)) if noted else None if lost else last
+        rivals[one.number] = kept.get((one.target, noted)) if noted else None if lost else last
         if one.status is RowStatus.KEEP:
             standing[one.target] = one.number
-    return parents
+    return rivals
 
 
 def _mark(one: Experiment) -> tuple[str, str]:
@@ -218,7 +226,7 @@ def silent(one: Experiment) -> Experiment:
 
 def _verified(places: SessionPlaces, experiments: Sequence[Experiment]) -> tuple[VerifyReport | None, bool]:
     """The last verification, and whether something was kept after it."""
-    path = places.folder / VERIFY_FILE
+    path = places.verified
     try:
         report, written = wire.from_json(VerifyReport, path.read_bytes()), path.stat().st_mtime
     except FileNotFoundError:
