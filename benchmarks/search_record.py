@@ -18,10 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from agent.harness_client import HarnessProcess
-from agent.search.settings import apply_setting, read_setting
-from agent.verbs import JUDGE_TIMEOUT_S, Harness, scratch_folder
-from harness.records import JudgeRequest, Verdict
+from agent.harness_client import HarnessProcess  # noqa: E402
+from agent.search.settings import apply_setting, read_setting  # noqa: E402
+from agent.verbs import JUDGE_TIMEOUT_S, Harness, scratch_folder  # noqa: E402
+from harness.records import JudgeRequest, Verdict  # noqa: E402
 
 OPS = ("softmax", "layernorm", "rmsnorm", "reduce")
 FOLDERS = {"cpu": ("cpp",), "cuda": ("triton", "cuda")}
