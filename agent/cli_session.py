@@ -37,7 +37,10 @@ Experiments = Annotated[str | None, typer.Option(help="Experiments over all resu
 Dollars = Annotated[str | None, typer.Option(help="Dollars for language models.")]
 Tokens = Annotated[str | None, typer.Option(help="Tokens of language models.")]
 Calls = Annotated[str | None, typer.Option(help="Calls of language models.")]
-ProposerOption = Annotated[str | None, typer.Option("--proposer", help="playbook, command or replay:DIR.")]
+ProposerOption = Annotated[str | None, typer.Option("--proposer", help="playbook, llm, command or replay:DIR.")]
+LlmModel = Annotated[list[str] | None, typer.Option("--llm", help="A language model, PROVIDER/MODEL; repeatable.")]
+ApiBase = Annotated[str | None, typer.Option("--api-base", help="URL of an OpenAI-compatible server for --llm.")]
+ApiKeyEnv = Annotated[str | None, typer.Option("--api-key-env", help="Variable that holds the key for --llm.")]
 CommandOption = Annotated[str | None, typer.Option("--command", help="The program of --proposer command.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background; see status, logs, stop.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings instead of overnight.yaml.")]
@@ -54,6 +57,9 @@ def run(
     calls: Calls = None,
     proposer: ProposerOption = None,
     command: CommandOption = None,
+    llm: LlmModel = None,
+    api_base: ApiBase = None,
+    api_key_env: ApiKeyEnv = None,
     library_calls: Annotated[str | None, typer.Option(help="allow or forbid.")] = None,
     config: ConfigFile = None,
     detach: Detach = False,
@@ -65,7 +71,7 @@ def run(
     dtype: Dtype = None,
 ) -> None:
     """Profile a model, then propose, judge and keep kernels until the budget is used; verify the model at the end."""
-    from agent import runner
+    from agent import llm_settings, runner
     from agent.cli_measure import choice
     from agent.config import load_config
     from agent.devices import devices_of
@@ -78,6 +84,7 @@ def run(
 
     root = workspace_root(Path.cwd())
     settings = load_config(root, config)
+    asked = llm_settings.LlmFlags(tuple(llm or ()), api_base, api_key_env)
     runner.check_settings(settings)
     runner.check_compiler()
     spec = spec_of(model, weights, model_args, inputs, input_shape, device, dtype)
@@ -85,10 +92,11 @@ def run(
     options = Options(
         model=spec,
         device=spec.device or "cpu",
-        proposer=runner.absolute_proposer(settings.proposer if proposer is None else proposer),
+        proposer=runner.absolute_proposer(llm_settings.proposer_name(proposer, settings.proposer, asked)),
         library_calls=choice(LibraryPolicy, library_calls, "--library-calls") or settings.library_calls,
         budget=runner.first_budget(settings, _flags(hours, experiments, dollars, tokens, calls)),
         command=_command(command, tuple(settings.command.argv), settings.command.timeout_s),
+        llm=llm_settings.amended(llm_settings.from_config(settings.llm), asked),
         executor=settings.executor,
         devices=tuple(settings.devices),
         config=str(config.resolve()) if config else "",
@@ -111,12 +119,15 @@ def resume(
     calls: Calls = None,
     proposer: ProposerOption = None,
     command: CommandOption = None,
+    llm: LlmModel = None,
+    api_base: ApiBase = None,
+    api_key_env: ApiKeyEnv = None,
     accept_change: Annotated[bool, typer.Option("--accept-change", help="Go on with a changed model.")] = False,
     detach: Detach = False,
     in_background: Annotated[bool, typer.Option("--in-background", hidden=True)] = False,
 ) -> None:
     """Go on with a session where it stopped or was cut off."""
-    from agent import runner
+    from agent import llm_settings, runner
     from agent.budget import amended
     from agent.places import find_session
     from agent.progress import Progress
@@ -128,9 +139,10 @@ def resume(
         print(f"session {places.name} goes on after its pause")
         return
     flags = _flags(hours, experiments, dollars, tokens, calls)
+    models = llm_settings.LlmFlags(tuple(llm or ()), api_base, api_key_env)
 
     def change(options: "Options") -> "Options":
-        chosen = runner.absolute_proposer(proposer) if proposer else options.proposer
+        chosen = runner.absolute_proposer(llm_settings.proposer_name(proposer, options.proposer, models))
         asked = _command(command, options.command.argv, options.command.timeout_s)
         given = (*options.flags, *_given(flags, command=command))
         return replace(
@@ -138,13 +150,14 @@ def resume(
             budget=amended(options.budget, flags),
             proposer=chosen,
             command=asked,
+            llm=llm_settings.amended(options.llm, models),
             flags=tuple(sorted(set(given))),
         )
 
     if detach:
         again = [word for key, value in flags.items() if value is not None for word in (f"--{key}", value)]
         again += ["--proposer", runner.absolute_proposer(proposer)] if proposer else []
-        again += ["--command", command] if command else []
+        again += (["--command", command] if command else []) + models.words()
         _detached(places, again + ["--accept-change"] * accept_change)
     with Progress() as progress:
         code = runner.run_session(

@@ -25,6 +25,8 @@ def open_experiment(session: Session, proposal: Candidate | InvalidReply) -> int
     again = any(one.candidate == proposal for one in session.owed())
     number = session.journal.propose(proposal.target, proposal, again=again)
     session.store_source(number, proposal)
+    for note in proposal.usage.notes:
+        session.caution(note)
     if isinstance(proposal, Candidate):
         taken(session.places, proposal)
         session.branch.write(kernel_path(proposal), proposal.source.encode())

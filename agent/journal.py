@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from agent.records import Candidate, Experiment, ExperimentState, InvalidReply, 
 from harness import wire
 from harness.records import Verdict
 
+WITHDRAWN_USAGE = "withdrawn usage"
 SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -117,7 +118,8 @@ class Journal:
 
     def propose(self, target: str, candidate: Candidate | InvalidReply, *, again: bool = False) -> int:
         """Open the next experiment with its candidate stored; returns its number. One judged `again` costs nothing."""
-        usage = Usage() if again else candidate.usage
+        candidate = replace(candidate, usage=Usage(model=candidate.usage.model)) if again else candidate
+        usage = candidate.usage
         stored = candidate if isinstance(candidate, Candidate) else None
         reply = candidate if isinstance(candidate, InvalidReply) else None
         with self._step() as connection:
@@ -196,10 +198,15 @@ class Journal:
 
     def withdraw(self, number: int, target: str, reason: str) -> None:
         """Take back the candidate of a target that cannot be judged: no experiment, a note for the report."""
+        paid = self.usage(f"number = {int(number)}")
+        before = self._withdrawn_usage()
+        cost = None if paid.cost_usd is None or before.cost_usd is None else paid.cost_usd + before.cost_usd
+        total = Usage(before.tokens + paid.tokens, cost, before.calls + paid.calls)
         with self._step() as connection:
             connection.execute(
                 "DELETE FROM experiments WHERE number = ? AND state = ?", (number, ExperimentState.PROPOSED)
             )
+            connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (WITHDRAWN_USAGE, wire.to_json(total)))
             connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (f"unjudgeable:{target}", reason))
 
     # Readers
@@ -261,14 +268,23 @@ class Journal:
         (total,) = self._connection.execute("SELECT COALESCE(SUM(judge_s), 0) FROM experiments").fetchone()
         return float(total)
 
-    def usage(self) -> Usage:
-        """What all proposals have cost so far; the cost is None once one of unknown price is among them."""
+    def usage(self, which: str = "") -> Usage:
+        """What all proposals have cost so far; the cost is None once one of unknown price is among them.
+
+        `which` is a condition of ours on the experiments; without one, withdrawn proposals count too.
+        """
         query = (
             "SELECT COALESCE(SUM(tokens), 0), COALESCE(SUM(cost_usd), 0), COALESCE(SUM(calls), 0),"
             " COALESCE(SUM(cost_usd IS NULL), 0) FROM experiments"
         )
-        tokens, cost, calls, unpriced = self._connection.execute(query).fetchone()
-        return Usage(int(tokens), None if unpriced else float(cost), int(calls))
+        tokens, cost, calls, unpriced = self._connection.execute(f"{query} WHERE {which or 1}").fetchone()
+        gone = Usage() if which else self._withdrawn_usage()
+        dollars = None if unpriced or gone.cost_usd is None else float(cost) + gone.cost_usd
+        return Usage(int(tokens) + gone.tokens, dollars, int(calls) + gone.calls)
+
+    def _withdrawn_usage(self) -> Usage:
+        text = self.note(WITHDRAWN_USAGE)
+        return wire.from_json(Usage, text) if text else Usage()
 
     # Notes: small facts of the session by name
 

@@ -58,7 +58,7 @@ def rounds(session: Session, bench: Bench, between: Between) -> Outcome:
                 between.rest(bench)
                 continue
             if not bench.busy:
-                return ended(session, reason)
+                return ended(session, reason or session.reached or None)
             number = settle(session, bench, bench.wait())
             park_unwell(session, number)
     except (StopRequestedError, MachineError):

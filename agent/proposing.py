@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from agent import ranking
 from agent.between import next_handed_in, unpinned
+from agent.errors import BudgetReachedError
 from agent.executors.bench import Bench
 from agent.experiment import begin
 from agent.proposers.base import Ordered
@@ -42,7 +43,12 @@ def hand_out(session: Session, bench: Bench) -> bool:
         if bench.desks:
             bench.ask(brief)
             return True
-        if take_idea(session, bench, session.proposer.propose(brief), brief):
+        try:
+            proposal = session.proposer.propose(brief)
+        except BudgetReachedError as error:
+            session.reached = str(error)
+            return False
+        if take_idea(session, bench, proposal, brief):
             return True
         passed.add(target.id)
     return hand_out(session, bench) if unpinned(session) else False

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.records import BACKENDS, Target, Verdict
+from harness.records import BACKENDS, LibraryPolicy, Target, Verdict
 
 
 class ExperimentState(StrEnum):
@@ -38,6 +38,12 @@ class Usage:
     tokens: int = 0
     cost_usd: float | None = 0.0
     calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    model: str = ""
+    finish: str = ""  # the finish reason of the last reply
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()  # what the morning should know: a truncating server, an unknown price
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,27 @@ class Command:
     timeout_s: float = 600.0
 
 
+@dataclass(frozen=True)
+class LanguageModel:
+    """One model that proposes; its key is in the environment variable `api_key_env`, never here."""
+
+    model: str
+    api_base: str | None = None
+    weight: float = 1.0
+    api_key_env: str | None = None
+
+
+@dataclass(frozen=True)
+class Llm:
+    """The settings of the `llm` proposer."""
+
+    models: tuple[LanguageModel, ...] = ()
+    max_tokens: int = 16384
+    first_token_timeout_s: float = 120.0
+    stall_timeout_s: float = 60.0
+    call_timeout_s: float = 600.0
+
+
 Proposal = Candidate | InvalidReply | NothingLeft
 
 
@@ -106,6 +133,7 @@ class Attempt:
     verdict: Verdict | None
     parents: tuple[int, ...] = ()
     proposer: str = ""
+    hypothesis: str = ""
 
 
 REST = 9  # judged attempts without a better kernel, after which a target gives way to others
@@ -140,6 +168,30 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """How one experiment of the session ended, on whatever target: what a later proposal may learn from."""
+
+    number: int
+    target: str
+    kind: str
+    tactic: str
+    hypothesis: str
+    model: str
+    status: RowStatus
+    speedup: float | None  # against what it had to beat
+    cost_usd: float | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What is left of the budget for language models; None is no limit."""
+
+    calls: int | None = None
+    dollars: float | None = None
+
+
+@dataclass(frozen=True)
 class Brief:
     """All a proposer gets to know: the target, the incumbent and what was tried on it. Never seeds or tolerances."""
 
@@ -154,6 +206,11 @@ class Brief:
     in_flight: tuple[Candidate, ...] = ()  # being judged now: not to be proposed again, nothing known of them yet
     plan: Plan = field(default_factory=lambda: Plan(Move.START))
     archive: tuple[Attempt, ...] = ()  # the best correct kernel of each structure, the fastest first
+    number: int = 0  # of the experiment that the proposal becomes
+    history: tuple[Outcome, ...] = ()  # the session's experiments, on all targets
+    allowance: Allowance = field(default_factory=Allowance)
+    library_calls: LibraryPolicy = LibraryPolicy.ALLOW
+    compiled: tuple[str, ...] = ()  # what the compiler said of the incumbent's kernels, one sentence each
 
     def played(self) -> set[str]:
         """Tactics that were tried or are being tried; one that was cut off is judged again by itself."""

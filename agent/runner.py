@@ -52,7 +52,12 @@ def first_budget(config: Config, flags: Flags) -> Budget:
     return budget if budget != Budget() else Budget(hours=DEFAULT_HOURS)
 
 
-def make_proposer(options: Options, stop: StopCheck = lambda: False) -> Proposer:
+def make_proposer(
+    options: Options,
+    stop: StopCheck = lambda: False,
+    say: Callable[[str], None] = lambda _line: None,
+    folder: Path | None = None,
+) -> Proposer:
     """The proposer of a session; raises InputError for an unknown or unfinished one."""
     kind, _, rest = options.proposer.partition(":")
     if kind == "replay" and rest:
@@ -68,8 +73,11 @@ def make_proposer(options: Options, stop: StopCheck = lambda: False) -> Proposer
 
         return Playbook()
     if options.proposer == "llm":
-        raise InputError("--proposer llm is not built yet: use playbook, command, or replay:DIR.")
-    raise InputError(f"--proposer {options.proposer} is not known: use playbook, command or replay:DIR.")
+        from agent.proposers.llm import LlmProposer
+        from agent.proposers.playbook.playbook import kernels_folder
+
+        return LlmProposer(options.llm, data=kernels_folder(), folder=folder, stop=stop, say=say)
+    raise InputError(f"--proposer {options.proposer} is not known: use playbook, llm, command or replay:DIR.")
 
 
 def absolute_proposer(name: str) -> str:
@@ -97,7 +105,7 @@ def run_session(
                 places,
                 harness,
                 show,
-                lambda options: make_proposer(options, stop),
+                lambda options: make_proposer(options, stop, show.say, places.folder),
                 change=change,
                 accept_change=accept_change,
             ) as opened,
@@ -143,6 +151,20 @@ def cautions(opened: Session) -> list[str]:
         lines.append(f"session {', '.join(others)} is running here too: both will measure less reliably")
     if opened.options.budget.dollars is not None and opened.options.proposer == "command":
         lines.append("nobody knows what a call of the command costs: --dollars cannot be enforced")
+    if opened.options.proposer == "llm":
+        lines += _llm_cautions(opened)
+    return lines
+
+
+def _llm_cautions(opened: Session) -> list[str]:
+    """What is sent where, and whether a limit in dollars can be kept."""
+    from agent.proposers.llm import unpriced
+
+    places = [f"{one.model} at {one.api_base or 'its provider'}" for one in opened.options.llm.models]
+    lines = [f"prompts with this model's operations and program.md are sent to {', '.join(places)}"]
+    without = unpriced(opened.proposer) if opened.options.budget.dollars is not None else ()
+    if without:
+        lines.append(f"the price of {', '.join(without)} is unknown: --dollars cannot be enforced")
     return lines
 
 

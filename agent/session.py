@@ -16,7 +16,21 @@ from agent.lock import SessionLock
 from agent.places import SessionPlaces, write_whole
 from agent.policy import duplicate_of
 from agent.proposers.base import Proposer
-from agent.records import Attempt, Brief, Candidate, Command, Experiment, ExperimentState, InvalidReply, RowStatus
+from agent.proposers.prompt import learned
+from agent.records import (
+    Allowance,
+    Attempt,
+    Brief,
+    Candidate,
+    Command,
+    Experiment,
+    ExperimentState,
+    InvalidReply,
+    Llm,
+    Outcome,
+    RowStatus,
+    Usage,
+)
 from agent.repository import SessionBranch
 from agent.search.archive import archive
 from agent.search.lines import plan
@@ -51,6 +65,7 @@ class Options:
     library_calls: LibraryPolicy = LibraryPolicy.ALLOW
     budget: Budget = field(default_factory=Budget)
     command: Command = field(default_factory=Command)
+    llm: Llm = field(default_factory=Llm)
     executor: str = "local"
     devices: tuple[str, ...] = ()
     config: str = ""  # the file of --config; empty: the workspace's overnight.yaml
@@ -74,6 +89,7 @@ class Session:
     report: ProfileReport | None = None
     verified: VerifyReport | None = None  # the model with what is kept, as measured last by this process
     parked: set[str] = field(default_factory=set)
+    reached: str = ""  # the limit that a proposer came to before the budget as counted did
     program: str = ""  # program.md as last read
     idle: dict[str, int] = field(default_factory=dict)  # targets without ideas, and the keeps there were then
     _known: dict[int, Attempt] = field(default_factory=dict)
@@ -112,6 +128,8 @@ class Session:
         """Why no further experiment may start, while `thinking` more are being thought of."""
         if self.harness.stop() or steering(self.places).stopping:
             return STOPPED_ON_REQUEST
+        if self.reached:
+            return self.reached
         spent = self.spent()
         return exhausted(self.options.budget, replace(spent, experiments=spent.experiments + thinking))
 
@@ -151,7 +169,7 @@ class Session:
             one
             for place, one in enumerate(recent)
             if one.status is RowStatus.INTERRUPTED
-            and not any(later.candidate == one.candidate for later in recent[place + 1 :])
+            and not any(_said(later) == _said(one) for later in recent[place + 1 :])
         ]
 
     def brief(self, target: Target) -> Brief:
@@ -171,6 +189,10 @@ class Session:
             in_flight=in_flight,
             plan=plan(attempts, len(in_flight)),
             archive=archive(attempts),
+            number=len(self.journal.experiments()) + 1,
+            history=self.history(),
+            allowance=self.allowance(),
+            library_calls=self.options.library_calls,
         )
 
     def attempts(self, target_id: str) -> tuple[Attempt, ...]:
@@ -201,12 +223,37 @@ class Session:
             self.say(f"program.md cannot be read ({error.strerror}): what was read before stays in force")
         return self.program
 
+    def history(self) -> tuple[Outcome, ...]:
+        """How every decided experiment of the session ended."""
+        kinds = {target.id: target.kind for target in self.targets}
+        return tuple(
+            outcome(one, kinds.get(one.target, one.target), self.journal)
+            for one in self.experiments()
+            if one.status is not None
+        )
+
+    def allowance(self) -> Allowance:
+        """What is left for language models."""
+        budget, spent = self.options.budget, self.spent()
+        calls = None if budget.calls is None else budget.calls - spent.calls
+        known = budget.dollars is not None and spent.dollars is not None
+        return Allowance(calls, (budget.dollars or 0.0) - (spent.dollars or 0.0) if known else None)
+
+    def caution(self, line: str) -> None:
+        """Say what the morning should know too, once a session."""
+        name = f"caution:{line}"
+        if self.journal.note(name) is None:
+            self.journal.set_note(name, line)
+            self.say(line)
+
     def store_source(self, number: int, proposal: Candidate | InvalidReply) -> Path:
         """Write prompt, reply and candidate of an experiment; returns the candidate's file."""
         folder = self.places.experiment(number)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "prompt.md").write_text(proposal.prompt, encoding="utf-8")
         (folder / "reply.md").write_text(proposal.reply, encoding="utf-8")
+        if proposal.usage.calls:
+            write_whole(folder / "usage.json", wire.to_json(proposal.usage) + "\n")
         if isinstance(proposal, Candidate):
             (folder / "candidate.py").write_bytes(proposal.source.encode())
         return folder / "candidate.py"
@@ -225,9 +272,16 @@ class Session:
         assert experiment is not None
         results.append(self.places.results, row(experiment, self.places.name, self.journal, self.report))
         self.journal.recorded(number)
+        if self.options.proposer == "llm":
+            write_whole(self.places.folder / "learned.md", learned(self.history()))
         if experiment.status is RowStatus.KEEP:
             self.on_keep(experiment)
         return experiment
+
+
+def _said(one: Experiment) -> Candidate | None:
+    """The candidate whatever it cost: one judged again is not bought again."""
+    return replace(one.candidate, usage=Usage()) if one.candidate else None
 
 
 def still_valid(journal: Journal) -> tuple[Experiment, ...]:
@@ -276,7 +330,29 @@ def attempt(experiment: Experiment, journal: Journal) -> Attempt:
         status=experiment.status,
         verdict=experiment.verdict,
         parents=candidate.parents if candidate else (),
+        hypothesis=candidate.hypothesis if candidate else "",
         proposer=candidate.proposer if candidate else invalid.proposer if invalid else "",
+    )
+
+
+def outcome(experiment: Experiment, kind: str, journal: Journal) -> Outcome:
+    """An experiment as something to learn from."""
+    assert experiment.status is not None
+    candidate, verdict = experiment.candidate, experiment.verdict
+    invalid = None if candidate else journal.invalid_reply(experiment.number)
+    source = candidate or invalid
+    judged = verdict.detail if verdict and not verdict.accepted else experiment.detail
+    return Outcome(
+        number=experiment.number,
+        target=experiment.target,
+        kind=kind,
+        tactic=candidate.tactic if candidate else "",
+        hypothesis=candidate.hypothesis if candidate else "",
+        model=source.usage.model if source else "",
+        status=experiment.status,
+        speedup=verdict.timing.speedup_vs_best if verdict and verdict.timing else None,
+        cost_usd=source.usage.cost_usd if source else None,
+        detail=invalid.reason if invalid else judged,
     )
 
 

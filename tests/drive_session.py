@@ -16,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from agent import journal, opening, repository, runner, session
 from agent.budget import amended
 from agent.errors import OvernightError
+from agent.llm_settings import LlmFlags
+from agent.llm_settings import amended as amended_llm
 from agent.places import SessionPlaces
-from agent.records import Command
+from agent.records import Command, Llm
 from harness.records import ModelSpec
 
 SCRIPTED = Path(__file__).resolve().parent / "scripted_harness.py"
@@ -32,6 +34,13 @@ def main() -> int:
     parser.add_argument("--pause-at", default=None)
     parser.add_argument("--proposer", default="replay:recordings")
     parser.add_argument("--command", default=None)
+    parser.add_argument("--llm", action="append", default=[])
+    parser.add_argument("--api-base", default=None)
+    parser.add_argument("--api-key-env", default=None)
+    parser.add_argument("--call-timeout", type=float, default=30.0)
+    parser.add_argument("--dollars", default=None)
+    parser.add_argument("--tokens", default=None)
+    parser.add_argument("--calls", default=None)
     parser.add_argument("--devices", nargs="*", default=[])
     parser.add_argument("--detached", action="store_true")
     parser.add_argument("--accept-change", action="store_true")
@@ -41,7 +50,9 @@ def main() -> int:
     places = SessionPlaces(root, arguments.name)
     if arguments.pause_at:
         pause_after(arguments.pause_at)
-    flags = {"experiments": arguments.experiments}
+    flags = {name: getattr(arguments, name) for name in ("experiments", "dollars", "tokens", "calls")}
+    models = LlmFlags(arguments.llm, arguments.api_base, arguments.api_key_env)
+    asking = amended_llm(Llm(call_timeout_s=arguments.call_timeout), models)
     try:
         if arguments.verb == "run":
             model = ModelSpec(f"{root / 'model.py'}:Net", device="cpu")
@@ -49,6 +60,7 @@ def main() -> int:
             options = session.Options(
                 model, "cpu", proposer, command=Command((arguments.command or "",)), devices=tuple(arguments.devices)
             )
+            options = replace(options, llm=asking)
             opening.create(root, arguments.name, options)
         return runner.run_session(
             places,
@@ -64,6 +76,7 @@ def main() -> int:
                 budget=amended(options.budget, flags),
                 flags=tuple(name for name, value in flags.items() if value),
                 command=Command((arguments.command,)) if arguments.command else options.command,
+                llm=amended_llm(options.llm, models),
             ),
             accept_change=arguments.accept_change,
             harness_entry=SCRIPTED,

@@ -11,7 +11,7 @@ TORCH_FREE_HARNESS = {"records", "errors", "wire", "rpc"}
 AGENT_LAYERS = (
     {"errors", "records", "stopping", "machine"},
     {"budget", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"}
-    | {"visible", "devices", "search"},
+    | {"visible", "devices", "search", "llm_settings"},
     {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"}
     | {"lease", "executors", "redteam"}
     | {"user_branch", "steering", "gpu", "disk", "wakefulness", "unit", "notify", "notify_sender"},

@@ -115,7 +115,7 @@ def test_help_is_quick_and_loads_neither_torch_nor_litellm(tmp_path):
         (["check", "--target", "softmax", "--kernel", "model.py", "--shape", ""], "must read like M=512"),
         (["check", "--target", "softmax", "--kernel", ".git/index"], "is not UTF-8 text"),
         (["check", "--target", "softmax", "--kernel", "model.py/k.py"], "there is no file model.py/k.py"),
-        (["run", "model.py:Net", "--proposer", "llm"], "--proposer llm is not built yet"),
+        (["run", "model.py:Net", "--proposer", "llm"], "--proposer llm needs a model: --llm MODEL"),
         (["run", "model.py:Net", "--proposer", "oracle"], "--proposer oracle is not known"),
         (["run", "model.py:Net", "--proposer", "replay:nowhere"], "there is no such folder"),
         (["run", "model.py:Net", "--hours", "soon"], "--hours soon must be a number"),
@@ -308,7 +308,7 @@ def test_init_makes_what_is_missing_and_leaves_what_is_there(workspace, refused)
     assert (workspace / "program.md").read_text() == "mine\n"
     assert (workspace / "results.tsv").read_text().split("\t")[0] == "experiment"
     assert overnight(workspace, "init").stdout.count("is there already") == 3
-    refused(workspace, "run", "model.py:Net", "--proposer", "llm", words="not built yet")
+    refused(workspace, "run", "model.py:Net", "--proposer", "llm", words="--proposer llm needs a model")
 
 
 # With the real harness
