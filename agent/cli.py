@@ -44,6 +44,7 @@ for command in (
     cli_morning.dashboard,
     cli_session.verify,
     cli_handover.apply,
+    cli_handover.export,
     cli_measure.check,
     cli_redteam.redteam,
 ):

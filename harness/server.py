@@ -10,7 +10,7 @@ from typing import Any
 
 from harness import rpc, wire
 from harness.errors import OvernightError
-from harness.records import Failure, JudgeRequest, ProfileRequest, VerifyRequest
+from harness.records import Failure, JudgeRequest, ModelSpec, ProfileRequest, VerifyRequest
 
 Handler = Callable[[Any, rpc.EventSink], object]
 PR_SET_PDEATHSIG = 1
@@ -31,9 +31,13 @@ def handlers(role: str) -> Mapping[str, Handler]:
 
         return {"profile": lambda body, emit: profile(wire.from_data(ProfileRequest, body), emit)}
     if role == "verify":
+        from harness.delivery_facts import delivery_facts
         from harness.verify import verify
 
-        return {"verify": lambda body, emit: verify(wire.from_data(VerifyRequest, body), emit)}
+        return {
+            "verify": lambda body, emit: verify(wire.from_data(VerifyRequest, body), emit),
+            "facts": lambda body, _emit: delivery_facts(wire.from_data(ModelSpec, body)),
+        }
     if role == "device":
         from harness.device import describe
 
