@@ -14,6 +14,7 @@ from agent.cli_options import (
     ModelArgs,
     ModelArgument,
     SessionOption,
+    Trust,
     Weights,
     console,
     harness_in,
@@ -33,6 +34,7 @@ def profile(
     input_shape: InputShape = None,
     device: Device = None,
     dtype: Dtype = None,
+    trust: Trust = None,
     as_json: Json = False,
 ) -> None:
     """Profile a model and rank what could be replaced by Amdahl's law."""
@@ -40,7 +42,7 @@ def profile(
     from agent.tables import print_ranking
     from agent.verbs import scratch_folder
 
-    spec = spec_of(model, weights, model_args, inputs, input_shape, device, dtype)
+    spec = spec_of(model, weights, model_args, inputs, input_shape, device, dtype, trust)
     with scratch_folder() as folder:
         report = harness_in(folder).profile(spec, folder)
     if as_json:

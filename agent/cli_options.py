@@ -22,6 +22,9 @@ Inputs = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Fu
 InputShape = Annotated[list[str] | None, typer.Option(metavar="1,512", help="One per required parameter; repeatable.")]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu; default cuda where there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
+Trust = Annotated[
+    list[str] | None, typer.Option(metavar="code|pickle", help="Run a checkpoint's own Python, or a .pt file's pickle.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 SessionOption = Annotated[str | None, typer.Option("--session", help="A session's name; default the latest.")]
 SessionArgument = Annotated[str | None, typer.Argument(metavar="[NAME]", help="A session's name; default the latest.")]
@@ -35,6 +38,7 @@ def spec_of(
     input_shape: list[str] | None,
     device: str | None,
     dtype: str | None,
+    trust: list[str] | None = None,
 ) -> "ModelSpec":
     """MODEL and its flags as a record."""
     from agent.model_spec import model_spec
@@ -47,6 +51,7 @@ def spec_of(
         input_shapes=input_shape or (),
         device=device,
         dtype=dtype,
+        trust=trust or (),
     )
 
 

@@ -16,6 +16,7 @@ from agent.cli_options import (
     ModelArgs,
     ModelArgument,
     SessionArgument,
+    Trust,
     Weights,
     console,
     harness_in,
@@ -69,6 +70,7 @@ def run(
     input_shape: InputShape = None,
     device: Device = None,
     dtype: Dtype = None,
+    trust: Trust = None,
 ) -> None:
     """Profile a model, then propose, judge and keep kernels until the budget is used; verify the model at the end."""
     from agent import llm_settings, runner
@@ -87,7 +89,7 @@ def run(
     asked = llm_settings.LlmFlags(tuple(llm or ()), api_base, api_key_env)
     runner.check_settings(settings)
     runner.check_compiler()
-    spec = spec_of(model, weights, model_args, inputs, input_shape, device, dtype)
+    spec = spec_of(model, weights, model_args, inputs, input_shape, device, dtype, trust)
     spec = replace(spec, device=spec.device or default_device())
     options = Options(
         model=spec,

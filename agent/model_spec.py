@@ -8,6 +8,8 @@ from agent.errors import InputError
 from harness.records import SHORT_DTYPES, ModelSpec
 
 DTYPES = ("float32", "float16", "bfloat16")
+ADAPTER = "adapter_config.json"  # of a LoRA adapter: loading says what to do with it
+TRUSTED = ("code", "pickle")
 
 
 def model_spec(
@@ -19,6 +21,7 @@ def model_spec(
     input_shapes: Sequence[str] = (),
     device: str | None = None,
     dtype: str | None = None,
+    trust: Sequence[str] = (),
 ) -> ModelSpec:
     """Check what can be checked without importing anything of the user's; raises InputError."""
     return ModelSpec(
@@ -29,6 +32,7 @@ def model_spec(
         input_shapes=tuple(_shape(item) for item in input_shapes),
         device=checked_device(device),
         dtype=checked_dtype(dtype),
+        trust=_trusted(trust),
     )
 
 
@@ -54,6 +58,13 @@ def checked_dtype(dtype: str | None) -> str | None:
     return long
 
 
+def _trusted(names: Sequence[str]) -> tuple[str, ...]:
+    unknown = [name for name in names if name not in TRUSTED]
+    if unknown:
+        raise InputError(f"--trust {unknown[0]} is not known: use code (a checkpoint's own Python) or pickle.")
+    return tuple(names)
+
+
 def _reference(model: str) -> str:
     path, _, name = model.rpartition(":")
     if path.endswith(".py"):
@@ -69,7 +80,7 @@ def _reference(model: str) -> str:
             f"MODEL {model} is neither Python nor a checkpoint folder: give FILE.py:CLASS, and a file of weights with"
             " --weights."
         )
-    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+    if Path(model).is_dir() and not any((Path(model) / name).is_file() for name in ("config.json", ADAPTER)):
         raise InputError(
             f"MODEL {model} is a folder without config.json: give a Hugging Face checkpoint folder or FILE.py:CLASS."
         )

@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,9 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.checkpoints import load_weights, read_folder
 from harness.derived_inputs import derive_inputs
 from harness.errors import InputError
 from harness.example_inputs import InputSet, given_inputs, shaped_inputs
+from harness.fitness import check_files_fit, check_memory, check_model, reads_out_of_memory, unwrapped
+from harness.index_check import CheckedIndices
 from harness.outputs import copied, restored
 from harness.records import SHORT_DTYPES, ModelSpec
 
@@ -69,9 +72,12 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     """Load, place, cast and try the model once. Raises InputError naming what is wrong and what to do."""
     device = _device(spec.device)
     found = _find(spec)
+    found = replace(found, model=unwrapped(found.model))
     dtype = _dtype(spec.dtype) or found.dtype or torch.float32
     if spec.weights is not None:
-        _load_weights(found.model, Path(spec.weights))
+        load_weights(found.model, Path(spec.weights), spec)
+    check_model(found.model, found.name)
+    check_memory(found.model, device, dtype, found.name)
     model = _placed(found.model, device, dtype)
     sets = _inputs(spec, found, model, device, dtype)
     first = sets[0]
@@ -254,81 +260,13 @@ def _kernelbench(module: ModuleType, path: str) -> _Found:
 
 
 def _hugging_face(place: Path, spec: ModelSpec) -> _Found:
-    """A folder with config.json and weights, or a .gguf file; never touches the network."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError(f"{place} is a Hugging Face checkpoint; install overnight[hf] to load it") from error
-    folder = place if place.is_dir() else place.parent
-    if place.is_dir() and not (place / "config.json").is_file():
-        raise InputError(f"{place} is a folder without config.json; give a Hugging Face checkpoint or FILE.py:Class")
-    options: dict[str, Any] = {"local_files_only": True}
-    if not place.is_dir():
-        options["gguf_file"] = place.name
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, **options)
-        for key, value in spec.model_args.items():
-            setattr(config, key, _yaml(value))
-        dtype = _dtype(spec.dtype) or getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-        dtype = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(str(dtype), torch.float32)
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
-        model = _auto_class(transformers, config).from_pretrained(folder, config=config, dtype=dtype, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise InputError(f"{place} cannot be loaded by transformers: {first_line(error)}") from error
-    return _Found(model, type(model).__name__, str(place), None, dtype)
-
-
-def _auto_class(transformers: Any, config: Any) -> Any:
-    architectures = getattr(config, "architectures", None) or []
-    named = getattr(transformers, architectures[0], None) if architectures else None
-    return named if named is not None else transformers.AutoModel
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    if not path.is_file():
-        raise InputError(f"--weights {path} does not exist")
-    state = _read_weights(path)
-    expected = model.state_dict()
-    missing = [key for key in expected if key not in state]
-    unexpected = [key for key in state if key not in expected]
-    wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    if missing or unexpected or wrong:
-        raise InputError(
-            f"--weights {path} does not fit {type(model).__name__}: {_differences(missing, unexpected, wrong)}"
-        )
-    model.load_state_dict(state)
-
-
-def _differences(missing: Sequence[str], unexpected: Sequence[str], wrong: Sequence[str]) -> str:
-    parts = [
-        f"{len(keys)} {what} ({', '.join(list(keys)[:3])}{', ...' if len(keys) > 3 else ''})"
-        for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
-        if keys
-    ]
-    return "; ".join(parts)
-
-
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(str(path)))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except ImportError as error:
-        raise InputError(f"--weights {path} needs safetensors; install overnight[hf]") from error
-    except Exception as error:
-        raise InputError(
-            f"--weights {path} cannot be read as plain tensors ({type(error).__name__}); "
-            "give what torch.save(model.state_dict(), FILE) or safetensors wrote"
-        ) from error
-    for key in ("state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise InputError(f"--weights {path} holds no state dict; save model.state_dict()")
-    return state
+    """A folder with config.json and weights, or a .gguf file."""
+    if place.is_dir():
+        check_files_fit([*place.glob("*.safetensors"), *place.glob("*.bin")], str(place))
+    settings = {key: _yaml(value) for key, value in spec.model_args.items()}
+    model = read_folder(place, spec, settings, _dtype(spec.dtype))
+    floating = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), torch.float32)
+    return _Found(model, type(model).__name__, str(place), None, floating)
 
 
 def _placed(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -360,14 +298,24 @@ def _inputs(
 
 
 def _try(loaded: LoadedModel) -> None:
-    """Run once, so that a model that cannot run is said here and nowhere later."""
-    try:
-        loaded()
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{loaded.name}.forward raised {first_line(error)} on {describe_inputs(loaded.args, loaded.kwargs)}; "
-            "give inputs that fit with --inputs FILE.py:FUNCTION or --input-shape"
-        ) from error
+    """Run every input set once, so that a model that cannot run is said here and nowhere later."""
+    for one in loaded.input_sets:
+        given = describe_inputs(one.args, one.kwargs)
+        try:
+            with CheckedIndices():
+                replace(loaded, args=one.args, kwargs=dict(one.kwargs))()
+        except InputError as error:
+            raise InputError(f"{loaded.name} on {given}: {error}; give ids within it with --inputs") from error
+        except (Exception, SystemExit) as error:
+            if reads_out_of_memory(error):
+                raise InputError(
+                    f"{loaded.name} on {given} does not fit into the memory of this {loaded.device} device; "
+                    "give smaller inputs with --input-shape or --inputs"
+                ) from error
+            raise InputError(
+                f"{loaded.name}.forward raised {first_line(error)} on {given}; "
+                "give inputs that fit with --inputs FILE.py:FUNCTION or --input-shape"
+            ) from error
 
 
 def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -183,6 +183,7 @@ class ModelSpec:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     device: str | None = None
     dtype: str | None = None
+    trust: tuple[str, ...] = ()  # "code": a checkpoint's own Python; "pickle": objects in a .pt file
 
 
 @dataclass(frozen=True)
