@@ -57,9 +57,7 @@ def capture(loaded: LoadedModel) -> Capture:
     notes: list[str] = []
     graphs = _trace(loaded.model, loaded.args, loaded.kwargs, compute=True)
     if not graphs:
-        raise InputError(
-            f"TorchDynamo captured no graph of {loaded.name}: its forward runs no tensor operation that can be traced"
-        )
+        raise InputError(f"TorchDynamo captured no graph of {loaded.name}: {_why_nothing(loaded.model)}")
     if len(graphs) > 1:
         notes.append(f"{len(graphs)} graphs: the model breaks capture {len(graphs) - 1} times")
     own = own_size(loaded.args, loaded.kwargs)
@@ -79,6 +77,13 @@ def capture(loaded: LoadedModel) -> Capture:
         if len(others) == 2:
             break
     return Capture(tuple(graphs), tuple(sizes), tuple(others), tuple(notes))
+
+
+def _why_nothing(model: nn.Module) -> str:
+    recurrent = sorted({type(module).__name__ for module in model.modules() if isinstance(module, nn.RNNBase)})
+    if recurrent:
+        return f"it does not trace {', '.join(recurrent)}, nor a forward that calls them; give a part of the model"
+    return "its forward runs no tensor operation that can be traced"
 
 
 def _trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, compute: bool) -> list[CapturedGraph]:
