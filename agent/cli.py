@@ -12,7 +12,16 @@ from typing import Any
 
 import typer
 
-from agent import cli_handover, cli_measure, cli_morning, cli_read, cli_redteam, cli_session, cli_steering
+from agent import (
+    cli_handover,
+    cli_kernelbench,
+    cli_measure,
+    cli_morning,
+    cli_read,
+    cli_redteam,
+    cli_session,
+    cli_steering,
+)
 from agent.errors import OvernightError, StopRequestedError
 from agent.visible import visible
 
@@ -47,6 +56,7 @@ for command in (
     cli_handover.export,
     cli_measure.check,
     cli_redteam.redteam,
+    cli_kernelbench.kernelbench,
 ):
     app.command()(command)
 app.command("try")(cli_steering.try_kernel)

@@ -18,6 +18,7 @@ from harness.records import (
     Verdict,
     VerifyReport,
     VerifyRequest,
+    WrittenModel,
 )
 from harness.rpc import EventSink
 
@@ -54,6 +55,11 @@ class Harness:
         """Measure the whole model in a process of its own."""
         with self.start("verify") as process:
             return process.call("verify", request, VerifyReport, timeout_s=VERIFY_TIMEOUT_S, on_event=self.on_event)
+
+    def model_new(self, request: VerifyRequest) -> WrittenModel:
+        """A KernelBench problem's ModelNew with the request's kernels, written in a process of its own."""
+        with self.start("verify") as process:
+            return process.call("model_new", request, WrittenModel, timeout_s=VERIFY_TIMEOUT_S, on_event=self.on_event)
 
     def judge_once(self, request: JudgeRequest) -> Verdict:
         """Judge one file in a judge of its own."""

@@ -365,6 +365,15 @@ class VerifyReport:
 
 
 @dataclass(frozen=True)
+class WrittenModel:
+    """A KernelBench problem's `ModelNew` with kernels in it; `source` is empty when `reason` says why there is none."""
+
+    source: str
+    applied: Mapping[str, int] = field(default_factory=dict)  # call sites per target id
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Failure:
     """A request that could not be served: `kind` is "input" (exit 2), "environment" or "ours" (exit 3)."""
 

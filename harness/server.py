@@ -32,11 +32,13 @@ def handlers(role: str) -> Mapping[str, Handler]:
         return {"profile": lambda body, emit: profile(wire.from_data(ProfileRequest, body), emit)}
     if role == "verify":
         from harness.delivery_facts import delivery_facts
+        from harness.model_new import model_new
         from harness.verify import verify
 
         return {
             "verify": lambda body, emit: verify(wire.from_data(VerifyRequest, body), emit),
             "facts": lambda body, _emit: delivery_facts(wire.from_data(ModelSpec, body)),
+            "model_new": lambda body, _emit: model_new(wire.from_data(VerifyRequest, body)),
         }
     if role == "device":
         from harness.device import describe
