@@ -11,6 +11,7 @@ from agent.morning.night import Night, read_night
 from agent.notify import Announcer, News
 from agent.records import Experiment
 from agent.session import Session
+from agent.timeline import remember
 from agent.visible import one_line
 
 LAST_PATIENCE_S = 4.0  # the process may be the last of its container: the end's message gets a moment to leave
@@ -27,6 +28,7 @@ def announcing(session: Session) -> Iterator[None]:
         yield
     except (OvernightError, OSError) as error:
         reason = str(error)
+        remember(session.places.timeline, f"ended: {reason}")
         announcer.tell(lambda: stopped(session.places.name, reason))
         raise
     finally:

@@ -15,6 +15,7 @@ from agent.places import STATE_FOLDER, SessionPlaces
 from agent.proposers.base import Proposer
 from agent.records import ExperimentState
 from agent.session import Options, Session, Show, note_tip, read_options
+from agent.timeline import remember
 from agent.verbs import Harness
 from harness import wire
 
@@ -66,6 +67,7 @@ def open_session(
     accept_change: bool = False,
 ) -> Session:
     """Take the lock, open everything, check that model and machine are still the same. Raises InputError."""
+    show = remembered(show, places)
     results.check_file(places.results)
     lock = SessionLock(places.lock)
     stale = lock.take()
@@ -88,6 +90,16 @@ def open_session(
     placed = replace(harness, device=devices[0])  # profile and final verification: where the first judge works
     profile = places.read_profile()
     return Session(places, options, journal, branch, lock, placed, proposer, show, make_proposer, devices, profile)
+
+
+def remembered(show: Show, places: SessionPlaces) -> Show:
+    """Speaks as before, and keeps every line for the report."""
+
+    def say(line: str) -> None:
+        remember(places.timeline, line)
+        show.say(line)
+
+    return replace(show, say=say)
 
 
 def open_branch_of(session: Session) -> None:

@@ -55,6 +55,11 @@ class SessionPlaces:
         return self.folder / "verify.json"
 
     @property
+    def timeline(self) -> Path:
+        """What the session said of itself, with the time."""
+        return self.folder / "timeline.txt"
+
+    @property
     def log(self) -> Path:
         """What harness processes and a detached session print."""
         return self.folder / "log.txt"

@@ -14,7 +14,18 @@ AGENT_LAYERS = (
     | {"visible", "devices", "search", "llm_settings"},
     {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"}
     | {"lease", "executors", "redteam"}
-    | {"user_branch", "steering", "redaction", "gpu", "disk", "wakefulness", "unit", "notify", "notify_sender"},
+    | {
+        "user_branch",
+        "steering",
+        "redaction",
+        "gpu",
+        "disk",
+        "wakefulness",
+        "unit",
+        "notify",
+        "notify_sender",
+        "timeline",
+    },
     {
         "session",
         "opening",

@@ -5,13 +5,14 @@ import re
 import struct
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import hostile
 import pytest
 from browser import opened
-from workspaces import ENVIRONMENT, drive, kernel, make_workspace
+from workspaces import ENVIRONMENT, drive, kernel, make_workspace, start
 
 from agent.morning import page
 from agent.morning.cards import fitting
@@ -21,7 +22,7 @@ from agent.morning.headline import Belief, headline
 from agent.morning.markdown import markdown
 from agent.morning.night import read_night
 from agent.morning.picture import picture
-from agent.morning.summary import costs, failures, next_steps, target_lines
+from agent.morning.summary import costs, failures, machine_events, next_steps, target_lines
 from agent.places import SessionPlaces
 from agent.visible import excerpt, markdown_text, one_line, visible
 
@@ -71,7 +72,9 @@ def test_report_writes_three_files_and_says_the_same_as_json(session):
         "crash": 1,
         "invalid_reply": 1,
     }
-    assert report["next"][-1]["command"].startswith("overnight resume night")
+    assert [one["command"] for one in report["next"]] == [
+        "git log -p overnight/night", "overnight apply night", "overnight resume night",
+    ]  # fmt: skip
     assert list(folder.glob("*.part")) == []
 
 
@@ -145,6 +148,23 @@ def test_a_broken_or_outdated_verification_is_said_before_anything_else(session,
     assert target_lines(read_night(places)) == ()
     assert "experiment" in markdown(read_night(places))
     assert page.report_page(read_night(places)).startswith("<!doctype html>")
+
+
+def test_machine_events_tell_starts_interruptions_and_what_the_session_said(tmp_path):
+    workspace = make_workspace(tmp_path, recordings={"0001_rmsnorm_a__slow.py": kernel("keep", "# slow: 2")})
+    process = start(workspace, "run")
+    until = time.monotonic() + 15
+    while not (workspace / ".overnight/night/judged.txt").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    drive(workspace, "resume")
+    told = [one.what for one in machine_events(read_night(SessionPlaces(workspace, "night")))]
+    assert told.index("started") < told.index("resumed")
+    assert any(words.startswith("experiment 1: cut off") for words in told)
+    assert any(words.startswith("the supervisor before") for words in told)
+    assert told[-1].startswith("the kept kernels")
+    assert not any(words.startswith("measuring the model") for words in told)
 
 
 # Harmless

@@ -101,7 +101,7 @@ def _recorded(night: Night) -> list[Experiment]:
 def revision(places: SessionPlaces) -> str:
     """Changes whenever the session does: its files by size and time, and whether it runs."""
     journal = places.journal
-    watched = (journal, journal.with_name(journal.name + "-wal"), places.profile, places.verified)
+    watched = (journal, journal.with_name(journal.name + "-wal"), places.profile, places.verified, places.timeline)
     seen = [_stamp(path) for path in watched]
     holder = running(places.lock)
     return hashlib.sha256(repr((seen, holder)).encode()).hexdigest()[:16]

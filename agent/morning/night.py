@@ -11,6 +11,8 @@ from agent.lock import running
 from agent.places import SessionPlaces
 from agent.records import Experiment, InvalidReply, RowStatus, Usage
 from agent.report import SessionStatus, status_from
+from agent.steering import steering
+from agent.timeline import Said, said
 from harness import wire
 from harness.records import ProfileReport, Target, Timing, VerifyReport
 
@@ -114,8 +116,14 @@ class Night:
     forgotten: tuple[tuple[str, int], ...]  # the model changed: experiments up to that number no longer count
     runs: tuple[tuple[str, float], ...]  # start (UTC, ISO), active seconds
     judge_s: float
-    changed: bool  # model or machine changed between runs
+    said: tuple[Said, ...]  # the session's own words, experiments left out
+    paused: bool
     read_at: str
+
+    @property
+    def state(self) -> str:
+        """Whether it runs, in words."""
+        return "paused" if self.paused else "running" if self.status.pid else "not running"
 
     @property
     def name(self) -> str:
@@ -175,7 +183,8 @@ def read_night(places: SessionPlaces, *, known: Sequence[Experiment] = (), with_
             forgotten=tuple(forgotten.items()),
             runs=journal.runs(),
             judge_s=journal.judge_s(),
-            changed=places.profile_before.exists(),
+            said=said(places.timeline),
+            paused=holder is not None and steering(places).paused,
             read_at=now_iso(),
         )
 

@@ -11,6 +11,7 @@ from agent.records import RowStatus
 from agent.tables import nested_targets
 from harness.records import Target
 
+ROUTINE = ("measuring the model with", "profiling ", "final verification of", "experiment ")
 NOT_FAILED = {RowStatus.KEEP, RowStatus.DISCARD, None}
 OF_THE_MACHINE = {RowStatus.ENVIRONMENT: "the machine failed or was too busy", RowStatus.INTERRUPTED: "cut off"}
 
@@ -137,10 +138,11 @@ class MachineEvent:
 
 
 def machine_events(night: Night) -> tuple[MachineEvent, ...]:
-    """Starts, interruptions and trouble with the machine, in the order of time."""
+    """Starts, interruptions, trouble with the machine and what the session said of it, in the order of time."""
     runs = [MachineEvent(at, "resumed" if number else "started") for number, (at, _) in enumerate(night.runs)]
     trouble = [_trouble(one) for one in night.trials if one.experiment.status in OF_THE_MACHINE]
-    return tuple(sorted([*runs, *trouble], key=lambda event: event.at))
+    told = [MachineEvent(one.at, one.line) for one in night.said if not one.line.startswith(ROUTINE)]
+    return tuple(sorted([*runs, *trouble, *told], key=lambda event: event.at))
 
 
 def _trouble(trial: Trial) -> MachineEvent:
@@ -170,6 +172,8 @@ def next_steps(night: Night) -> tuple[NextStep, ...]:
         steps.append(NextStep("find the kernel that breaks the model", f"overnight verify {name} --bisect"))
     if night.kept:
         steps.append(NextStep("read the kept kernels, one commit each", f"git log -p overnight/{name}"))
+        if believed.belief in {Belief.FASTER, Belief.UNVERIFIED}:
+            steps.append(NextStep("put them on a branch of yours", f"overnight apply {name}"))
     steps.append(NextStep("go on where it stopped", f"overnight resume {name} {_more(night)}".rstrip()))
     return tuple(steps)
 
