@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH_FREE_HARNESS = {"records", "errors", "wire", "rpc"}
 AGENT_LAYERS = (
     {"errors", "records", "stopping", "machine"},
-    {"budget", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"}
+    {"budget", "kernelbench", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"}
     | {"visible", "devices", "search", "llm_settings"},
     {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"}
     | {"lease", "executors", "redteam"}
@@ -48,9 +48,10 @@ AGENT_LAYERS = (
         "dataset",
         "morning",
         "announcing",
+        "kernelbench_run",
         "dashboard",
     },
-    {"cli_handover", "cli_steering", "cli_morning", "cli_redteam"}
+    {"cli_handover", "cli_steering", "cli_morning", "cli_redteam", "cli_kernelbench"}
     | {"cli_options", "cli_measure", "cli_session", "cli_read", "cli", "__main__"},
 )
 
