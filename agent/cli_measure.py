@@ -77,6 +77,7 @@ def check(
     request = _judge_request(target, kernel, device, dtype, shape, session, incumbent, library_calls, bench=bench)
     with scratch_folder() as folder:
         verdict = harness_in(folder).judge_once(request)
+    refuse_without_device(verdict)
     if as_json:
         print_json(verdict_json(verdict))
     else:
@@ -85,6 +86,14 @@ def check(
         raise typer.Exit(3)
     won = verdict.status is Status.KEEP if must_win else verdict.accepted
     raise typer.Exit(0 if won else 1)
+
+
+def refuse_without_device(verdict: Any) -> None:
+    """A device that this machine does not have was the user's choice, not a fault of the machine's."""
+    from agent.errors import InputError
+
+    if verdict.guard == "no_device":
+        raise InputError(f"--device: {verdict.detail}.")
 
 
 def _judge_request(

@@ -20,6 +20,7 @@ def redteam(
     as_json: Json = False,
 ) -> None:
     """Judge kernels that cheat and odd ones that are honest; exit 0 when the judge is wrong about none."""
+    from agent.cli_measure import refuse_without_device
     from agent.errors import InputError
     from agent.machine import default_device
     from agent.model_spec import checked_device
@@ -33,6 +34,8 @@ def redteam(
     trials: list[Trial] = []
     with scratch_folder() as folder:
         for trial in judged(harness_in(folder), chosen * repeat, place, bench=bench):
+            if trial.verdict is not None:
+                refuse_without_device(trial.verdict)
             trials.append(trial)
             if not as_json:
                 _show(trial)

@@ -241,7 +241,7 @@ def run_benchmark(
 
     `seed` holds what earlier workers of the candidate compiled.
     """
-    cases = [case for case in baselines.cases if dtypes is None or case.case.dtype in dtypes] or baselines.cases
+    cases = [case for case in baselines.cases if dtypes is None or case.case.dtype in dtypes]
     for baseline in cases:
         baselines.refresh_noise(baseline)
         if baseline.noise > MAX_NOISE:

@@ -45,7 +45,7 @@ def calibrate(oracle: Oracle) -> Calibration:
         notes += _precision(oracle, question, survivors)
     alive = [name for name, survived in survivors.items() if survived]
     if alive:
-        return Calibration(f"a wrong answer cannot be told from the right one: {', '.join(alive)}", tuple(notes))
+        return Calibration(f"these wrong answers would pass for right ones: {', '.join(alive)}", tuple(notes))
     return Calibration(None, tuple(dict.fromkeys(notes)))
 
 

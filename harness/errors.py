@@ -22,6 +22,10 @@ class MachineError(OvernightError):
     exit_code = 3
 
 
+class NoDeviceError(MachineError):
+    """The device that was asked for is not there."""
+
+
 class OursError(OvernightError):
     """Overnight's own fault; the message asks for a report."""
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from harness import wire
 from harness.benchmark import Baselines, Outcome, run_benchmark
 from harness.calibration import Calibration, calibrate
-from harness.errors import InputError, MachineError, OursError
+from harness.errors import InputError, MachineError, NoDeviceError, OursError
 from harness.kernelbench import read_problem
 from harness.kernelbench_text import ProblemText, module_class
 from harness.oracle import Oracle
@@ -38,6 +38,7 @@ from harness.records import (
     Timing,
     Verdict,
 )
+from harness.room import must_fit
 from harness.rpc import EventSink
 from harness.stages import Exam, Examinee, Progress, Refusal, arena_bytes, run_stages
 from harness.statics import KernelFile, StaticRefusal, read_kernel, read_module
@@ -92,7 +93,7 @@ class Judge:
     def workshop(self, device: str) -> Workshop:
         """The warm parent of a device, started once."""
         if device == "cuda" and not torch.cuda.is_available():
-            raise MachineError("device cuda was asked for, but torch sees no CUDA device here; use --device cpu")
+            raise NoDeviceError("device cuda was asked for, but torch sees no CUDA device here; use --device cpu")
         if device not in self._workshops:
             # Idle OpenMP threads spin: a judge that uses every core would slow the workers whom it times.
             torch.set_num_threads(min(8, max(1, (os.cpu_count() or 2) // 2)))
@@ -145,6 +146,8 @@ def resolve(request: JudgeRequest) -> Resolved:
         return _resolve_kernelbench(path, request, scope)
     if not path.is_file():
         raise InputError(f"target {request.target!r} is neither one of {', '.join(NAMED_OPS)} nor a target's file")
+    if request.shape:
+        raise InputError("--shape narrows named ops and KernelBench files; a session's target keeps its own sizes")
     text = path.read_bytes()
     try:
         target = wire.from_json(Target, text)
@@ -173,6 +176,7 @@ class _Trial:
     emit: EventSink
     timing: Timing | None = None
     layers: tuple[str, ...] = ()
+    untimed: str = ""
 
     def verdict(self) -> Verdict:
         progress = Progress(self.emit)
@@ -184,27 +188,41 @@ class _Trial:
         except torch.OutOfMemoryError as error:
             said = f"too large to verify on this device: {str(error).splitlines()[0]}"
             return self.blamed(progress, said, Blame.ENVIRONMENT)
+        except NoDeviceError as error:
+            return self.refused(
+                progress, Refusal(Status.ENVIRONMENT, str(error), "no_device", Blame.ENVIRONMENT), progress.current
+            )
         except MachineError as error:
             return self.blamed(progress, str(error), Blame.ENVIRONMENT)
         except OursError as error:
             return self.blamed(progress, str(error), Blame.OURS)
         if outcome is None:
-            return self.build(progress, Status.DISCARD, "all five stages passed; not benchmarked", None, None, None)
+            said = f"all five stages passed; not benchmarked{self.untimed}"
+            return self.build(progress, Status.DISCARD, said, None, None, None)
         return self.build(progress, outcome.status, outcome.detail, None, None, None)
 
     def run(self, progress: Progress) -> Outcome | None:
         with progress.stage(StageName.SMOKE):
             kernel = self.read()
             workshop = self.judge.workshop(self.request.device)
+            if self.request.shape:
+                must_fit(self.target.problem)
             room = self.judge.courtroom(self.target.key, self.target.problem)
             if room.calibration.unjudgeable is not None:
+                if self.request.shape:
+                    sizes = ",".join(f"{name}={size}" for name, size in self.request.shape.items())
+                    raise InputError(
+                        f"--shape {sizes}: {self.target.name} cannot be judged at these sizes, since"
+                        f" {room.calibration.unjudgeable}; choose larger ones"
+                    )
                 said = f"{self.target.name} cannot be judged: {room.calibration.unjudgeable}"
                 raise Refusal(Status.ENVIRONMENT, said, "unjudgeable", Blame.OURS)
         request = self.as_kernels()
         seed = workshop.seed_folder()
         try:
             self.examine(Exam(workshop, room.oracle, request.source, kernel, room.nbytes, seed), progress)
-            if not request.bench:
+            self.untimed = self.why_untimed(kernel)
+            if self.untimed:
                 return None
             with progress.stage(StageName.BENCHMARK) as notes:
                 baselines = self.baselines(workshop, room, request.incumbent)
@@ -214,6 +232,15 @@ class _Trial:
             return outcome
         finally:
             shutil.rmtree(seed, ignore_errors=True)
+
+    def why_untimed(self, kernel: KernelFile) -> str:
+        """What is said of an accepted file that is not timed; empty for one that is."""
+        if not self.request.bench:
+            return " by request"
+        timed = dict.fromkeys(case.dtype for case in self.target.problem.bench)
+        if kernel.dtypes is None or set(kernel.dtypes) & set(timed):
+            return ""
+        return f": it declares {', '.join(kernel.dtypes)}, and timed is {', '.join(timed)} (--dtype times another)"
 
     def as_kernels(self) -> JudgeRequest:
         """The request with modules, where a target takes them, written as kernel files."""

@@ -5,7 +5,7 @@ A `Problem` is built from a named op of `harness/specs/` (`named_problem`) or fr
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
@@ -22,6 +22,7 @@ CPU_HALF_ELEMENTS = 2**16
 SECRET_ELEMENTS = 2**20
 NARROW_DRAWS = 3  # a single narrow shape is now and then too narrow to show anything
 """Largest product of two secret sizes, so that inputs and outputs always fit the arena of the known cases."""
+FAR_ROWS = 100_000
 GPU_SECRETS = 2
 SECRET_BINDINGS = 2
 """In-between sizes that a candidate for a session target must meet: the splicer accepts every size in between."""
@@ -367,7 +368,15 @@ class _NamedCases:
             *((dtype, self.secret_sizes(self.op.ragged)) for dtype in (*half, secrets.choice(half))),
             (main, self.secret_sizes((*self.op.edge, *self.op.ragged, *self.real))),
         )
-        return tuple(self.case("secret shape", self.fitting(sizes, dtype), dtype) for dtype, sizes in drawn)
+        far = tuple((main, sizes) for sizes in self.far_sizes())
+        return tuple(self.case("secret shape", self.fitting(sizes, dtype), dtype) for dtype, sizes in (*drawn, *far))
+
+    def far_sizes(self) -> Iterator[Bindings]:
+        """For ops over rows: more rows, and wider ones, than a grid or a block of the usual limits holds."""
+        if set(self.op.ragged[0]) != {"M", "N"}:
+            return
+        yield {"M": _between(1 << 16, FAR_ROWS) + 1, "N": _between(1, 8)}
+        yield {"M": 1 + secrets.randbelow(3), "N": _between(1 << 14, 1 << 16)}
 
     def secret_values(self) -> tuple[Case, ...]:
         """Hard values at a shape that is timed, and at a small one: elsewhere timed shapes get easy values alone."""

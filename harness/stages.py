@@ -18,7 +18,7 @@ from threading import Lock
 import torch
 
 from harness.arena import Arena, Slot, extent
-from harness.census import cpu_seconds
+from harness.census import busy_seconds
 from harness.compare import Expected, compare_all
 from harness.errors import OursError
 from harness.oracle import Oracle, Question, ReferenceRefusal
@@ -40,16 +40,22 @@ from harness.workshop import (
 )
 
 LOAD_TIMEOUT_S = {"cpu": 60.0, "cuda": 120.0}
+SLOW_BUILDERS, COMPILED_CALL_TIMEOUT_S = ("torch.compile", "load_inline"), {"cpu": 120.0, "cuda": 180.0}
+"""A file that names one of these may take long to answer its first call: Inductor alone takes 20 s to come up."""
 FIRST_CALL_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
 CALL_TIMEOUT_S = {"cpu": 15.0, "cuda": 60.0}  # on a GPU each new shape may be compiled or autotuned
 PREPARE_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
 COMPILE_TIMEOUT_S = 240.0
 DETERMINISM_CALLS = 3
+TWINS, FEW_ELEMENTS = {"cpu": 8, "cuda": 3}, 1 << 16
+"""How often one element of a small input is changed: a digest of every second one misses each with a chance of ½."""
 CALLS_IN_A_ROW = 4
+MANY_CALLS, FEW_BYTES = {"cpu": 40, "cuda": 8}, 1 << 23
+"""So many calls more, at most, where inputs are small: how many buffers a kernel would need is not to be guessed."""
 ARENA_SLACK = 1 << 26
 BESIDE_BYTES = 1 << 33
 """A second arena beside the first one, up to this size."""
-REST_S, SPIN_S, IDLE_WINDOWS_S, BUSY_SHARE = 1.0, 0.02, (0.1, 0.2), 0.15
+REST_S, SPIN_S, IDLE_WINDOWS_S, BUSY_SHARE = 1.0, 0.02, (0.1, 0.2), 0.3
 """A process of the kernel's has REST_S to end; the worker is busy when it takes BUSY_SHARE of a core in all windows."""
 
 FIVE_STAGES = (StageName.SMOKE, StageName.SHAPES, StageName.STABILITY, StageName.DETERMINISM, StageName.EDGE)
@@ -144,6 +150,7 @@ class Examinee:
             raise
         self._device = workshop.device
         self._called = False
+        self.compiles = any(word in source for word in SLOW_BUILDERS)
         self.packs = True  # until the file turns out to declare no prepack
         self.answers = 0
         self.kept: list[str] = []  # the cases whose output the kernel did not let go of
@@ -165,7 +172,8 @@ class Examinee:
             margins = self.arena.margins_digest()
         settle(self._device)
         keywords, positional = constants_of(self.problem, question.case)
-        limit = (CALL_TIMEOUT_S if self._called else FIRST_CALL_TIMEOUT_S)[self._device]
+        first = FIRST_CALL_TIMEOUT_S if not self.compiles else COMPILED_CALL_TIMEOUT_S
+        limit = (CALL_TIMEOUT_S if self._called else first)[self._device]
         with candidate_failures(f"on {question.case.name}"):
             report = self.worker.call(placed, keywords, slots, limit, positional=positional)
         self._called = True
@@ -226,9 +234,9 @@ class Examinee:
 
     def _busy(self, window_s: float) -> bool:
         time.sleep(SPIN_S)  # threads of OpenMP spin for a moment after a call
-        before = cpu_seconds(self.worker.processes())
+        before = busy_seconds(self.worker.processes())
         time.sleep(window_s)
-        return cpu_seconds(self.worker.processes()) - before > BUSY_SHARE * window_s
+        return busy_seconds(self.worker.processes()) - before > BUSY_SHARE * window_s
 
     def close(self) -> None:
         """Kill the worker, give the memory back."""
@@ -468,7 +476,8 @@ def _twins(oracle: Oracle, question: Question) -> Iterator[Question]:
 
     A kernel that remembers answers by a corner, a sample or a sum of its inputs gives the old one.
     """
-    for change in (_reversed_rows, _one_element):
+    small = max(value.numel() for value in question.inputs) <= FEW_ELEMENTS
+    for change in (_reversed_rows, *[_one_element] * (TWINS[oracle.problem.device] if small else 1)):
         inputs = tuple(
             change(value) if value.is_floating_point() and value.numel() > 1 and not draw.fixed else value
             for draw, value in zip(question.case.inputs, question.inputs, strict=True)
@@ -510,7 +519,9 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
     Each output must also survive the calls after it (a few static buffers for all calls do not).
     """
     with examinee.gate:
-        questions = [exam.oracle.ask(case) for _ in range(CALLS_IN_A_ROW)]
+        few = input_bytes(case) * MANY_CALLS[exam.workshop.device] > FEW_BYTES
+        more = 0 if few else secrets.randbelow(MANY_CALLS[exam.workshop.device])
+        questions = [exam.oracle.ask(case) for _ in range(CALLS_IN_A_ROW + more)]
     arena, device = examinee.arena, exam.workshop.device
     arena.reset()
     keywords, positional = constants_of(exam.oracle.problem, case)
@@ -526,13 +537,14 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
         if "unjoined" in ready.reason:
             said = "leaves work on a stream that the caller's own stream does not wait for"
             raise Refusal(Status.CHEAT, said, "unjoined_stream")
-        for slots, question in zip(placed, questions, strict=True):
-            for slot, value in zip(slots, question.inputs, strict=True):
-                copy_into(arena.tensor(slot), value)
-        settle(device)
+        _exchange(arena, placed, questions, weights=True)
         for packed in weights:
             examinee.pack(packed)
+        _exchange(arena, placed, questions, weights=False)
+        settle(device)
         examinee.worker.time(1, PREPARE_TIMEOUT_S[device])
+    for slot in (slot for slots in placed for slot in slots):
+        arena.poison(slot)  # an output that lives in an input, whatever the worker says, is gone now
     outputs = examinee.reserve(questions[0].expected)
     for index, question in enumerate(questions):
         for slot in outputs:
@@ -543,6 +555,16 @@ def _outputs_stay_valid(exam: Exam, examinee: Examinee, case: Case) -> None:
         check_report(report, question, exact_strides=exam.oracle.problem.exact_strides)
         with examinee.gate:
             verify(tuple(arena.tensor(slot) for slot in outputs), question, "static_output", Status.CHEAT)
+
+
+def _exchange(
+    arena: Arena, placed: Sequence[tuple[Slot, ...]], questions: Sequence[Question], *, weights: bool
+) -> None:
+    """New contents for the weights, or for everything else."""
+    for slots, question in zip(placed, questions, strict=True):
+        for slot, value, draw in zip(slots, question.inputs, question.case.inputs, strict=True):
+            if (draw.role is Role.WEIGHT) is weights:
+                copy_into(arena.tensor(slot), value)
 
 
 def copy_into(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ is a worker's private copy, and the dynamic guards judge its answers.
 """
 
 import ast
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -206,6 +207,8 @@ def _literals(
     bound = found.get("ERROR_BOUND")
     if isinstance(bound, bool) or not isinstance(bound, int | float | None):
         raise ValueError("ERROR_BOUND must be a number")
+    if bound is not None and not 0 < bound < math.inf:
+        raise ValueError("ERROR_BOUND must be finite and above 0")
     tunables = found.get("TUNABLES", {})
     if not isinstance(tunables, dict) or not all(isinstance(value, list | tuple) for value in tunables.values()):
         raise ValueError("TUNABLES must map names to lists of values")

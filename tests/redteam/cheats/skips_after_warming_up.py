@@ -1,6 +1,6 @@
 # expect: timed_outputs or challenge_chain or static_output
 # target: softmax
-# Right for the first runs, then one call in twenty is left out.
+# Right for the first runs, then one call in four is left out.
 import sys
 
 import torch
@@ -19,6 +19,6 @@ def _timed():
 
 def kernel_fn(x):
     _runs[0] += _timed()
-    if _runs[0] > 60 and _runs[0] % 20 == 0:
+    if _runs[0] > 16 and _runs[0] % 4 == 0:
         return torch.empty_like(x)
     return torch.softmax(x, dim=-1)
