@@ -166,7 +166,8 @@ def test_reading_neither_stops_nor_slows_a_writing_session(tmp_path):
 def test_a_broken_session_is_named_and_the_others_are_shown(tmp_path):
     workspace = make_workspace(tmp_path, recordings={"0001_rmsnorm_a__x.py": kernel()})
     drive(workspace, "run")
-    for name in ("newer", "torn", "odd"):
+    hostile_name = "<img src=x onerror=alert(1)>%2f.."
+    for name in ("newer", "torn", "odd", hostile_name):
         shutil.copytree(workspace / ".overnight/night", workspace / ".overnight" / name, symlinks=True)
     with sqlite3.connect(workspace / ".overnight/newer/journal.sqlite") as connection:
         connection.execute("PRAGMA user_version=99")
@@ -179,6 +180,9 @@ def test_a_broken_session_is_named_and_the_others_are_shown(tmp_path):
         assert "update Overnight" in text
         assert "torn/journal.sqlite cannot be opened" in text
         assert "1.111x" in text
+        assert "odd/profile.json is damaged" in text
+        assert "<img" not in text
+        assert get(f"{address}session/{urllib.parse.quote(hostile_name, safe='')}")[0] == 200
         assert [get(f"{address}session/{name}")[0] for name in ("night", "newer", "torn", "odd")] == [
             200,
             503,

@@ -140,6 +140,10 @@ def test_a_broken_or_outdated_verification_is_said_before_anything_else(session,
     assert top.belief is Belief.BROKEN
     assert top.sentence.startswith("Do not use it")
     assert any(step.command.endswith("--bisect") for step in next_steps(read_night(places)))
+    path.write_text("{}")
+    damaged = overnight(workspace, "report")
+    assert damaged.returncode == 3
+    assert "make it anew with `overnight verify night`" in damaged.stderr
     path.unlink()
     top = headline(read_night(places))
     assert top.belief is Belief.UNVERIFIED

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from agent.errors import MachineError
 from agent.journal import Journal, now_iso
 from agent.lock import running
 from agent.places import SessionPlaces
@@ -175,7 +176,7 @@ def read_night(places: SessionPlaces, *, known: Sequence[Experiment] = (), with_
         verified, is_old = _verified(places, experiments)
         return Night(
             status=status_from(places.name, journal, holder),
-            profile=places.read_profile(),
+            profile=_profile(places),
             verified=verified,
             verified_is_old=is_old,
             trials=_trials(journal, experiments, forgotten, with_talk=with_talk),
@@ -233,6 +234,16 @@ def silent(one: Experiment) -> Experiment:
     return replace(one, candidate=replace(candidate, prompt="", reply=""))
 
 
+def _profile(places: SessionPlaces) -> ProfileReport | None:
+    try:
+        return places.read_profile()
+    except ValueError as error:
+        raise MachineError(
+            f"{places.profile} is damaged or of another version: delete it, and `overnight resume {places.name}`"
+            " profiles the model again."
+        ) from error
+
+
 def _verified(places: SessionPlaces, experiments: Sequence[Experiment]) -> tuple[VerifyReport | None, bool]:
     """The last verification, and whether something was kept after it."""
     path = places.verified
@@ -240,6 +251,8 @@ def _verified(places: SessionPlaces, experiments: Sequence[Experiment]) -> tuple
         report, written = wire.from_json(VerifyReport, path.read_bytes()), path.stat().st_mtime
     except FileNotFoundError:
         return None, False
+    except ValueError as error:
+        raise MachineError(f"{path} is damaged: make it anew with `overnight verify {places.name}`.") from error
     kept = [one.finished_at for one in experiments if one.status is RowStatus.KEEP and one.finished_at]
     return report, any(seconds(finished) > written + 1.0 for finished in kept)
 
