@@ -3,7 +3,7 @@
 from typing import Any
 
 from harness import wire
-from harness.records import ModeMeasurement, ProfileReport, Target, Verdict, VerifyReport
+from harness.records import ModeMeasurement, ProfileReport, Target, TextAgreement, Verdict, VerifyReport
 
 VERIFY_MODES = ("overnight", "eager", "eager_graph", "compile", "reduce_overhead", "max_autotune")
 
@@ -67,4 +67,17 @@ def verify_json(report: VerifyReport) -> dict[str, Any]:
         "applied": dict(report.applied),
         "suspects": list(report.suspects),
         "detail": report.detail,
+        "text": None if report.text is None else _text_json(report.text),
+    }
+
+
+def _text_json(text: TextAgreement) -> dict[str, Any]:
+    """A language model's words: with the kernels against eager."""
+    return {
+        "ok": text.ok,
+        "steps": text.steps,
+        "top1_agreement": text.top1,
+        "perplexity_eager": text.perplexity_eager,
+        "perplexity": text.perplexity,
+        "perplexity_change": text.perplexity_change,
     }

@@ -105,6 +105,12 @@ def print_verify(console: "Console", report: VerifyReport) -> None:
     console.print(
         f"call sites: {report.sites.applied} with kept kernels, {report.sites.fallback} fell back", highlight=False
     )
+    if report.text is not None:
+        console.print(
+            f"text: {report.text.top1:.1%} of {report.text.steps} teacher-forced steps choose the same word, "
+            f"perplexity {report.text.perplexity:.4g} (eager {report.text.perplexity_eager:.4g})",
+            highlight=False,
+        )
     if report.model_speedup is not None:
         console.print(f"model speedup over the best other mode: {report.model_speedup:.3f}x", highlight=False)
     if report.detail:

@@ -246,7 +246,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "hidden_size": 32,
             "num_hidden_layers": 2,
             "attention_hidden_size": 32,
-            "context_length": 128,
+            "context_length": 16,
         },
     ),
     Architecture(

@@ -18,7 +18,14 @@ from harness.example_inputs import InputSet, first_table, random_floats, random_
 DEFAULT_LENGTH = 128
 DEFAULT_IMAGE = 64  # pixels a side where the configuration names none: fully convolutional models take any
 DEFAULT_SAMPLES = 4096
-POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
+POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_target_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "context_length",
+)
 
 
 def derive_inputs(model: nn.Module, device: torch.device, dtype: torch.dtype) -> InputSet:

@@ -49,6 +49,7 @@ class LoadedModel:
     dtype: torch.dtype
     fingerprint: dict[str, str] = field(default_factory=dict)
     input_sets: tuple[InputSet, ...] = ()
+    given: bool = False  # whether the inputs' values are the user's own
 
     def __call__(self) -> Any:
         """Run the model on a copy of its example, without gradients; the buffers stay as they are."""
@@ -90,6 +91,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
         dtype,
         _fingerprint(spec, found, model),
         tuple(sets),
+        given=spec.inputs is not None,
     )
     _try(loaded)
     return loaded

@@ -344,6 +344,28 @@ class ModelGain:
 
 
 @dataclass(frozen=True)
+class TextAgreement:
+    """How a language model reads text with its kernels and without: teacher-forced steps at which the likeliest word
+    differs, and both perplexities. `ok`: where words differ they tie, and the perplexities agree."""
+
+    steps: int
+    differing: int
+    perplexity_eager: float
+    perplexity: float
+    ok: bool
+
+    @property
+    def top1(self) -> float:
+        """The share of steps with the same likeliest word."""
+        return 1.0 - self.differing / self.steps if self.steps else 0.0
+
+    @property
+    def perplexity_change(self) -> float:
+        """Perplexity with the kernels ÷ eager's, minus one."""
+        return self.perplexity / self.perplexity_eager - 1.0
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """The whole model, measured (contracts: verify)."""
 
@@ -362,6 +384,7 @@ class VerifyReport:
     suspects: tuple[str, ...] = ()  # bisect: targets that break or slow the model
     newest: ModelGain | None = None  # with what is kept, against without the newest kernel
     versus: Mapping[str, ModelGain] = field(default_factory=dict)  # with what is kept, against each other mode
+    text: TextAgreement | None = None  # language models only
 
 
 @dataclass(frozen=True)

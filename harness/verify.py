@@ -6,7 +6,7 @@ Outputs are compared with the eager model (`harness.soundness`); all modes are t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from harness.latency import Call, Interval, interval, measure, speedup
 from harness.modes import COMPILE, EAGER, MODES, OVERNIGHT, ModelCall, build_mode, held_bytes, peak_memory_mb, why_not
 from harness.optimized import Optimized, optimize
 from harness.outputs import Difference, copied, redrawn, restored
-from harness.records import ModelGain, ModeMeasurement, SiteCounts, VerifyReport, VerifyRequest
+from harness.records import ModelGain, ModeMeasurement, SiteCounts, TextAgreement, VerifyReport, VerifyRequest
 from harness.rpc import EventSink
 from harness.soundness import Inputs, check, eager_randomness
 
@@ -122,11 +122,14 @@ def verify_model(
     with _fresh_compiler(), torch.no_grad():
         ours = build(subject.model, kernels)
         sites, difference = _outputs(ours, subject, kernels, _other_inputs(loaded))
+        text = _text(ours, loaded) if difference.ok else None
+        if text is not None and not text.ok:
+            difference = replace(difference, ok=False, detail=_said_of_text(text))
         emit("outputs", {"ok": difference.ok, "max_error": _finite(difference.max_error), "detail": difference.detail})
         earlier = None if before is None else build(subject.model, before)
         timings = _timings(ours, subject, modes, budget, emit, earlier)
         suspects = _suspects(subject, kernels, difference.ok, budget, emit, build) if bisect else ()
-    return _report(loaded, timings, difference, sites, suspects)
+    return replace(_report(loaded, timings, difference, sites, suspects), text=text)
 
 
 @contextmanager
@@ -139,6 +142,21 @@ def _fresh_compiler() -> Iterator[None]:
     limits = {name: RECOMPILES * (4 if "accumulated" in name else 1) for name in names if hasattr(config, name)}
     with config.patch(limits):
         yield
+
+
+def _text(ours: Optimized, loaded: Loaded) -> TextAgreement | None:
+    """How a language model reads text with its kernels; None for other models."""
+    from harness.language import agreement
+
+    given = bool(getattr(loaded, "given", False))
+    return agreement(ours, loaded.model, (tuple(loaded.args), dict(loaded.kwargs)), given=given)
+
+
+def _said_of_text(text: TextAgreement) -> str:
+    return (
+        f"{text.differing} of {text.steps} teacher-forced steps choose another word, not all of them ties; perplexity "
+        f"{text.perplexity:.4g} instead of {text.perplexity_eager:.4g}"
+    )
 
 
 def _other_inputs(loaded: Loaded) -> list[Inputs]:
