@@ -76,7 +76,6 @@ def run(
     from agent import llm_settings, runner
     from agent.cli_measure import choice
     from agent.config import load_config
-    from agent.devices import devices_of
     from agent.machine import default_device
     from agent.opening import create
     from agent.places import SessionPlaces
@@ -104,7 +103,7 @@ def run(
         config=str(config.resolve()) if config else "",
         flags=_given(_flags(hours, experiments, dollars, tokens, calls), command=command),
     )
-    devices_of(options.devices, options.device)
+    options.places()  # refused before anything is written
     runner.make_proposer(options)  # refused before anything is written
     places = SessionPlaces(root, _name(root, name, spec))
     create(root, places.name, options)

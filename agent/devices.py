@@ -19,6 +19,7 @@ class Device:
     environment: tuple[tuple[str, str], ...] = ()
     cores: tuple[int, ...] = ()
     leases: tuple[str, ...] = ()
+    kind: str = "cpu"
 
 
 ANYWHERE = Device()
@@ -31,10 +32,23 @@ def devices_of(asked: Sequence[str], kind: str) -> tuple[Device, ...]:
     """
     if not asked:
         return (ANYWHERE,)
+    _check_once(asked)
+    return _cpus(asked) if kind == "cpu" else _gpus(asked)
+
+
+def counted(asked: Sequence[str], kind: str) -> tuple[Device, ...]:
+    """As many devices of a cluster as are named, wherever it has them: the names are for messages."""
+    _check_once(asked)
+    wrong = [name for name in asked if not re.fullmatch(rf"{kind}:\d+", name)]
+    if wrong:
+        raise InputError(f"devices: {wrong[0]}: with executor: ray name as many as are wanted: {kind}:0, {kind}:1, ...")
+    return tuple(Device(name, kind=kind) for name in asked or (f"{kind}:0",))
+
+
+def _check_once(asked: Sequence[str]) -> None:
     twice = sorted({name for name in asked if list(asked).count(name) > 1})
     if twice:
         raise InputError(f"devices: {twice[0]} is there twice; each device is one judge's alone.")
-    return _cpus(asked) if kind == "cpu" else _gpus(asked)
 
 
 def _cpus(asked: Sequence[str]) -> tuple[Device, ...]:
@@ -77,4 +91,4 @@ def _gpus(asked: Sequence[str]) -> tuple[Device, ...]:
 
 
 def _gpu(gpu: machine.Gpu) -> Device:
-    return Device(f"cuda:{gpu.index}", machine.pin(gpu), leases=(gpu.uuid,))
+    return Device(f"cuda:{gpu.index}", machine.pin(gpu), leases=(gpu.uuid,), kind="cuda")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from agent import fingerprint as fingerprints
 from agent import repository, results
-from agent.devices import devices_of
 from agent.errors import InputError
 from agent.journal import Journal
 from agent.lock import SessionLock
@@ -76,7 +75,7 @@ def open_session(
         stored = read_options(journal)
         options = change(stored)
         _check_fingerprint(journal, options, places, show.say, accept_change=accept_change)
-        devices = devices_of(options.devices, options.device)
+        devices = options.places()
         proposer = make_proposer(options)
         branch = repository.open_branch(places.root, places.name, places.worktree)
     except BaseException:

@@ -12,7 +12,7 @@ from agent.proposers.base import Ordered
 from agent.proposers.playbook.playbook import NAME as STARTERS
 from agent.proposers.playbook.playbook import Playbook
 from agent.records import REST, Attempt, Brief, Candidate, Move, NothingLeft, Proposal, RowStatus
-from agent.search.lines import OTHER_LINE, SEED, SWEEP, stall
+from agent.search.lines import SEED, SWEEP, SWEEP_AT, stall
 from agent.search.settings import Setting, apply_setting, read_setting
 from agent.search.sweep import sweep_of
 from agent.search.targets import next_target
@@ -57,7 +57,7 @@ def hand_out(session: Session, bench: Bench) -> bool:
 def free_idea(brief: Brief) -> Candidate | None:
     """What costs no proposer's call once its kernels no longer get better: a setting of the best, a starter kernel."""
     best = brief.archive[0] if brief.archive else None
-    if best and best.proposer != STARTERS and brief.plan.stalled >= OTHER_LINE:
+    if best and best.proposer != STARTERS and brief.plan.stalled >= SWEEP_AT:
         setting = sweep_of(best, brief.attempts, brief.in_flight)
         if setting:
             return swept(brief, best, setting)

@@ -136,7 +136,7 @@ class Attempt:
     hypothesis: str = ""
 
 
-REST = 9  # judged attempts without a better kernel, after which a target gives way to others
+REST = 40  # judged attempts without a better kernel, after which a target gives way to others
 
 
 class Move(StrEnum):

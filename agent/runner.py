@@ -1,6 +1,7 @@
 """From a command to a night and its morning: settings, proposer, detaching, final verification, what to do next."""
 
 import errno
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -34,8 +35,8 @@ Flags = dict[str, str | None]
 
 def check_settings(config: Config) -> None:
     """Refuse settings that ask for what cannot be done; raises InputError rather than passing over them in silence."""
-    if config.executor == "ray":
-        raise InputError("overnight.yaml: executor: ray is not built yet: take it out to run without.")
+    if config.executor == "ray" and importlib.util.find_spec("ray") is None:
+        raise InputError("overnight.yaml: executor: ray needs Ray: pip install 'overnight[ray]'.")
     notify.check(config.notify)
 
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from agent import results
 from agent.budget import Budget, Spent, exhausted
-from agent.devices import ANYWHERE, Device
+from agent.devices import ANYWHERE, Device, counted, devices_of
 from agent.errors import InputError
 from agent.journal import Journal
 from agent.lock import SessionLock
@@ -42,6 +42,7 @@ from harness.rpc import EventSink
 
 Say = Callable[[str], None]
 STOPPED_ON_REQUEST = "stopped on request"
+RAY = "ray"
 NOT_COUNTED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT}
 
 
@@ -68,6 +69,11 @@ class Options:
     llm: Llm = field(default_factory=Llm)
     executor: str = "local"
     devices: tuple[str, ...] = ()
+
+    def places(self) -> tuple[Device, ...]:
+        """The devices that are named, on this host or counted on a cluster; raises InputError."""
+        return (counted if self.executor == RAY else devices_of)(self.devices, self.device)
+
     config: str = ""  # the file of --config; empty: the workspace's overnight.yaml
     flags: tuple[str, ...] = ()  # settings that a flag has set: they win over the file's, edited ones included
 

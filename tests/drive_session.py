@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--dollars", default=None)
     parser.add_argument("--tokens", default=None)
     parser.add_argument("--calls", default=None)
+    parser.add_argument("--executor", default="local")
     parser.add_argument("--devices", nargs="*", default=[])
     parser.add_argument("--detached", action="store_true")
     parser.add_argument("--accept-change", action="store_true")
@@ -58,7 +59,12 @@ def main() -> int:
             model = ModelSpec(f"{root / 'model.py'}:Net", device="cpu")
             proposer = runner.absolute_proposer(arguments.proposer)
             options = session.Options(
-                model, "cpu", proposer, command=Command((arguments.command or "",)), devices=tuple(arguments.devices)
+                model,
+                "cpu",
+                proposer,
+                command=Command((arguments.command or "",)),
+                devices=tuple(arguments.devices),
+                executor=arguments.executor,
             )
             options = replace(options, llm=asking)
             opening.create(root, arguments.name, options)

@@ -211,10 +211,10 @@ def test_a_results_tsv_that_is_a_folder_is_refused_before_any_work(workspace, re
         refused(workspace, *command, words="results.tsv is a folder: move it away")
 
 
-@pytest.mark.parametrize("setting", ["executor: ray", "devices: [GPU-1]", "notify: ['mailto://a@b']"])
-def test_a_setting_that_is_not_built_is_refused_and_not_passed_over(workspace, refused, setting):
+@pytest.mark.parametrize("setting", ["devices: [GPU-1]", "executor: ray\ndevices: [GPU-1]", "devices: [cpu:0, cpu:0]"])
+def test_devices_that_cannot_be_had_are_refused_by_name(workspace, refused, setting):
     (workspace / "overnight.yaml").write_text(setting + "\n")
-    refused(workspace, "run", "model.py:Net", words="is not built yet")
+    refused(workspace, "run", "model.py:Net", "--device", "cpu", words=setting.split("[")[1].split(",")[0].rstrip("]"))
 
 
 def test_a_missing_compiler_is_the_machines_fault_and_said_before_any_work(workspace):

@@ -7,7 +7,6 @@ import pytest
 from tests_support import target, verdict
 
 from agent.records import (
-    REST,
     Attempt,
     Brief,
     Candidate,
@@ -17,7 +16,7 @@ from agent.records import (
     RowStatus,
 )
 from agent.search.archive import SIZE, archive, structure_of
-from agent.search.lines import LINES, MERGE, OTHER_LINE, SEED, line_heads, plan, stall
+from agent.search.lines import EVERY, LINES, OTHER_LINE, line_heads, plan, stall
 from agent.search.settings import read_setting
 from agent.search.sweep import PATIENCE, Trial, losing_streak, next_setting, sweep_of
 from agent.search.targets import TURN_OF_THE_LONGEST_WAITING, evidence, next_target, shares_now
@@ -149,19 +148,26 @@ def test_a_line_is_a_kernel_and_what_was_made_of_it_and_the_best_three_are_worke
     assert len(line_heads(attempts)) == LINES
 
 
-def test_the_ladder_edits_then_takes_another_line_then_merges_then_starts_anew_then_rests():
-    two_lines = [attempt(1, 1.5, backend="cpp"), attempt(2, 1.2, backend="library")]
-    failing = [attempt(n, 1.0, parents=(1,)) for n in range(3, 30)]
-    plans = [plan([*two_lines, *failing[:count]]) for count in range(REST)]
+def test_nothing_is_edited_before_a_kernel_has_won_or_three_lines_have_begun():
+    lost_ones = [attempt(1, 0.8), attempt(2, 0.9)]
+    assert plan(lost_ones).move is Move.START
+    assert plan([*lost_ones, attempt(3, 1.2, status=KEEP)]).move is Move.EDIT
+    assert {plan([*lost_ones, attempt(3, 0.7), *(attempt(4, 0.7),) * extra]).move for extra in (0, 1)} == {
+        Move.START, Move.EDIT
+    }  # fmt: skip
+
+
+def test_the_ladder_leaves_the_best_line_every_third_step_for_another_a_merge_and_a_new_one():
+    two_lines = [attempt(1, 1.5, backend="cpp", status=KEEP), attempt(2, 1.2, backend="library")]
+    failing = [attempt(n, 1.0, parents=(1,)) for n in range(3, 60)]
+    plans = [plan([*two_lines, *failing[: count - 1]]) for count in range(1, 24)]
+    assert [one.stalled for one in plans] == list(range(1, 24))
     moves = [(one.move, one.base.number if one.base else None) for one in plans]
-    assert stall(two_lines) == 1
-    assert moves[0] == (Move.EDIT, 1)
-    assert moves[OTHER_LINE - 1] == (Move.EDIT, 2)
-    assert plans[MERGE - 1].move is Move.MERGE
-    assert plans[MERGE - 1].parents == (1, 2)
-    assert plans[SEED - 1].move is Move.START
-    assert not plans[REST - 2].resting
-    assert plans[REST - 1].resting
+    assert set(moves[: OTHER_LINE - 1]) == {(Move.EDIT, 1)}
+    ladder = moves[OTHER_LINE - 1 :: EVERY]
+    assert ladder[:3] == [(Move.EDIT, 2), (Move.MERGE, 1), (Move.START, None)]
+    assert ladder[3:6] == ladder[:3]
+    assert plans[OTHER_LINE - 1 + EVERY].parents == (1, 2)
 
 
 def test_a_better_kernel_of_any_line_ends_the_stall_and_noise_does_not():
@@ -175,13 +181,18 @@ def test_sweeps_duplicates_and_machine_failures_climb_no_ladder():
     quiet = [attempt(2, 1.0, tactic="sweep x: A=1"), attempt(3, status=RowStatus.DUPLICATE),
              attempt(4, status=RowStatus.ENVIRONMENT), attempt(5, status=RowStatus.INVALID_REPLY)]  # fmt: skip
     assert stall([attempt(1, 1.5), *quiet]) == 0
-    assert stall([attempt(1, 1.5), *quiet, attempt(6, status=RowStatus.CRASH)]) == 1
+    assert stall([attempt(1, 1.5), *quiet, attempt(6, 1.0)]) == 1
 
 
 def test_candidates_in_flight_take_their_places_on_the_ladder():
-    attempts = [attempt(1, 1.5, backend="cpp"), attempt(2, 1.2, backend="library")]
+    attempts = [attempt(1, 1.5, backend="cpp", status=KEEP), attempt(2, 1.2, backend="library")]
     assert plan(attempts, in_flight=0).move is Move.EDIT
-    assert plan(attempts, in_flight=MERGE - 1).move is Move.MERGE
+    assert plan(attempts, in_flight=OTHER_LINE + EVERY - 1).move is Move.MERGE
+
+
+def test_wrong_kernels_climb_the_ladder_slowly():
+    wrong = [attempt(n, status=RowStatus.INCORRECT) for n in range(2, 14)]
+    assert stall([attempt(1, 1.5), *wrong]) == 3
 
 
 def test_without_a_correct_kernel_the_proposer_starts_one():

@@ -18,6 +18,8 @@ from agent.records import Brief
 
 StopCheck = Callable[[], bool]
 POLL_S = 0.2
+DEVICE, DESK = "device", "desk"
+DESK_GRACE_S = 1.0  # a proposer that does not heed the stop flag is left to its daemon thread
 AHEAD_SHARE = 4  # with several devices, one more job waits for every four of them, so that none idles
 
 
@@ -25,9 +27,13 @@ class Bench:
     """Owns the seats; `close` ends all their work, waits for it to end, and is safe to call twice."""
 
     def __init__(
-        self, seats: Callable[[StopCheck], Sequence[Seat]], stop: StopCheck, say: Callable[[str], None]
+        self,
+        seats: Callable[[StopCheck], Sequence[Seat]],
+        stop: StopCheck,
+        say: Callable[[str], None],
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stop, self._say = stop, say
+        self._stop, self._say, self._at_end = stop, say, at_end
         self._closing = False
         self._seats = list(seats(self.closing))
         self._waiting: list[Job] = []
@@ -125,9 +131,11 @@ class Bench:
             self._waiting.clear()
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(timeout=None if thread.name.startswith(DEVICE) else DESK_GRACE_S)
         self._threads.clear()
         self._open.clear()
+        at_end, self._at_end = self._at_end, lambda: None
+        at_end()
 
     def closing(self) -> bool:
         """What a seat's long wait asks: stop now?"""
@@ -135,7 +143,8 @@ class Bench:
 
     def _start(self) -> None:
         for number, seat in enumerate(self._seats):
-            self._threads.append(threading.Thread(target=self._work, args=(seat,), name=f"seat-{number}", daemon=True))
+            name = f"{DEVICE if Kind.JUDGE in seat.kinds else DESK}-{number}"
+            self._threads.append(threading.Thread(target=self._work, args=(seat,), name=name, daemon=True))
         for thread in self._threads:
             thread.start()
 

@@ -73,10 +73,9 @@ class LocalSeat:
 
     def fault(self) -> str | None:
         """A fresh process on the device either says what it is, or why it cannot."""
-        kind = "cpu" if self._device.cores else "cuda"
         try:
             with self._harness.start("device", self._device) as process:
-                process.call("describe", {"device": kind, "peaks": False}, dict, timeout_s=PROBE_TIMEOUT_S)
+                process.call("describe", {"device": self._device.kind, "peaks": False}, dict, timeout_s=PROBE_TIMEOUT_S)
         except OvernightError as error:
             return " ".join(str(error).split())
         except StopRequestedError:

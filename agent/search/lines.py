@@ -2,16 +2,21 @@
 
 A line is a kernel and what was made of it; up to three are worked on, of different origins, so that the search can
 leave the hill that HEAD stands on. HEAD itself stays the best verified state: every candidate must beat it to be kept.
+Nothing is edited before a kernel has won or three lines have begun. On the ladder every third step leaves the best
+line: to another line, to a merge, to a new line, and round again.
 """
 
 from collections.abc import Sequence
 
-from agent.records import REST, Attempt, Move, Plan, RowStatus
+from agent.records import Attempt, Move, Plan, RowStatus
 from agent.search.archive import archive, ranked, speed
 
 LINES = 3
+WRONG_FOR_ONE = 4  # wrong kernels that count as one correct kernel which was no better
 BETTER = 0.005  # less is noise
-OTHER_LINE, MERGE, SEED = 3, 5, 7  # stalled attempts at which each rung of the ladder begins; it ends at REST
+OTHER_LINE, EVERY = 6, 3  # stalled attempts before the first step off the best line, and between two
+SWEEP_AT = 3  # stalled attempts after which the TUNABLES of the best kernel are swept
+SEED = 12  # stalled attempts after which the starter kernels are asked for another line
 SWEEP = "sweep "  # how the tactic of a step of a sweep begins
 NOT_TRIED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT, RowStatus.DUPLICATE, RowStatus.INVALID_REPLY}
 
@@ -19,17 +24,20 @@ NOT_TRIED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT, RowStatus.DUPLICATE, 
 def plan(attempts: Sequence[Attempt], in_flight: int = 0) -> Plan:
     """The next move, while `in_flight` candidates are being judged: each of them takes one place on the ladder."""
     stalled = stall(attempts)
-    rung = (stalled + in_flight) % REST
     heads = line_heads(attempts)
-    if not heads:
+    place = stalled + in_flight
+    won = any(one.status is RowStatus.KEEP for one in attempts)
+    if not heads or (not won and (len(heads) < LINES or place % 2)):
         return Plan(Move.START, stalled=stalled)
+    if place < OTHER_LINE or place % EVERY:
+        return Plan(Move.EDIT, heads[0], None, stalled)
+    round_, rung = divmod((place - OTHER_LINE) // EVERY, 3)
     kept = archive(attempts)
-    if rung >= SEED or (rung >= OTHER_LINE and len(heads) == 1 and len(kept) == 1):
-        return Plan(Move.START, stalled=stalled)
-    if rung >= MERGE and len(kept) > 1:
-        return Plan(Move.MERGE, kept[0], kept[1 + stalled % (len(kept) - 1)], stalled)
-    place = 1 + stalled % (len(heads) - 1) if rung >= OTHER_LINE and len(heads) > 1 else 0
-    return Plan(Move.EDIT, heads[place], None, stalled)
+    if rung == 0 and len(heads) > 1:
+        return Plan(Move.EDIT, heads[1 + round_ % (len(heads) - 1)], None, stalled)
+    if rung == 1 and len(kept) > 1:
+        return Plan(Move.MERGE, kept[0], kept[1 + round_ % (len(kept) - 1)], stalled)
+    return Plan(Move.START, stalled=stalled)
 
 
 def line_heads(attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -42,14 +50,21 @@ def line_heads(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def stall(attempts: Sequence[Attempt]) -> int:
-    """Judged attempts since the last that was faster than all before it; steps of a sweep do not count."""
-    best, stalled = 0.0, 0
+    """Correct attempts since the last that was faster than all before it; steps of a sweep do not count.
+
+    A wrong kernel says nothing about the hill it was meant to climb, but so many of them in a row do.
+    """
+    best, stalled, wrong = 0.0, 0, 0
     for one in attempts:
         if (speed(one) or 0.0) > best * (1 + BETTER):
-            best, stalled = speed(one) or 0.0, 0
-        elif one.status not in NOT_TRIED and not one.tactic.startswith(SWEEP):
+            best, stalled, wrong = speed(one) or 0.0, 0, 0
+        elif one.tactic.startswith(SWEEP) or one.status in NOT_TRIED:
+            continue
+        elif speed(one) is not None:
             stalled += 1
-    return stalled
+        else:
+            wrong += 1
+    return stalled + wrong // WRONG_FOR_ONE
 
 
 def _roots(attempts: Sequence[Attempt]) -> dict[int, int]:
