@@ -213,12 +213,15 @@ class Journal:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Everything read inside is of one moment, whatever a writer adds meanwhile."""
-        self._connection.execute("BEGIN")
+        """Everything read inside is of one moment, whatever a writer adds meanwhile. Raises MachineError."""
         try:
+            self._connection.execute("BEGIN")
             yield
+        except sqlite3.DatabaseError as error:
+            raise MachineError(f"The journal {self.path} cannot be read: {error}.") from error
         finally:
-            self._connection.execute("ROLLBACK")
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     def experiments(self) -> tuple[Experiment, ...]:
         """All experiments in order; recorded ones never change and are parsed once."""

@@ -95,8 +95,17 @@ def _profile(path: Path) -> ProfileReport | None:
 
 def sessions(root: Path) -> list[str]:
     """Names of the workspace's sessions, the latest last."""
-    journals = sorted((root / STATE_FOLDER).glob("*/journal.sqlite"), key=lambda path: (path.stat().st_mtime, path))
-    return [path.parent.name for path in journals]
+    found = ((_modified(path), path) for path in (root / STATE_FOLDER).glob("*/journal.sqlite"))
+    there = sorted((modified, path) for modified, path in found if modified is not None)
+    return [path.parent.name for _, path in there]
+
+
+def _modified(path: Path) -> float | None:
+    """None for what vanished meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def find_session(root: Path, name: str | None) -> SessionPlaces:

@@ -1,6 +1,7 @@
 """The dashboard: live in a real browser beside a running session, read-only, closed to strangers, harmless, clear."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -167,12 +168,15 @@ def test_a_broken_session_is_named_and_the_others_are_shown(tmp_path):
     workspace = make_workspace(tmp_path, recordings={"0001_rmsnorm_a__x.py": kernel()})
     drive(workspace, "run")
     hostile_name = "<img src=x onerror=alert(1)>%2f.."
-    for name in ("newer", "torn", "odd", hostile_name):
+    for name in ("newer", "torn", "rotten", "odd", hostile_name):
         shutil.copytree(workspace / ".overnight/night", workspace / ".overnight" / name, symlinks=True)
     with sqlite3.connect(workspace / ".overnight/newer/journal.sqlite") as connection:
         connection.execute("PRAGMA user_version=99")
     connection.close()
     (workspace / ".overnight/torn/journal.sqlite").write_bytes(b"no database at all" * 100)
+    hole = bytearray((workspace / ".overnight/rotten/journal.sqlite").read_bytes())
+    hole[4096:] = os.urandom(len(hole) - 4096)
+    (workspace / ".overnight/rotten/journal.sqlite").write_bytes(hole)
     (workspace / ".overnight/odd/profile.json").write_text('{"model": 1}')
     with serving(workspace) as address:
         status, _, text = get(address)
@@ -183,12 +187,8 @@ def test_a_broken_session_is_named_and_the_others_are_shown(tmp_path):
         assert "odd/profile.json is damaged" in text
         assert "<img" not in text
         assert get(f"{address}session/{urllib.parse.quote(hostile_name, safe='')}")[0] == 200
-        assert [get(f"{address}session/{name}")[0] for name in ("night", "newer", "torn", "odd")] == [
-            200,
-            503,
-            503,
-            503,
-        ]
+        broken = ("newer", "torn", "rotten", "odd")
+        assert [get(f"{address}session/{name}")[0] for name in broken] == [503] * 4
 
 
 # Harmless

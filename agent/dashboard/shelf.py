@@ -5,6 +5,7 @@ A revision is a hash of the sizes and times of a session's files: cheap enough t
 
 import hashlib
 import threading
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -75,11 +76,9 @@ class Shelf:
         found = self.night(name).trial(number)
         if found is None:
             raise InputError(f"Session {name} has no experiment {number}.")
-        journal = Journal(SessionPlaces(self.root, name).journal, read_only=True)
-        try:
+        path = SessionPlaces(self.root, name).journal
+        with closing(Journal(path, read_only=True)) as journal, journal.frozen():
             whole = journal.experiment(number)
-        finally:
-            journal.close()
         return replace(found, experiment=whole) if whole else found
 
     def _read(self, places: SessionPlaces, now: str, before: Spine | None) -> Spine:
