@@ -67,6 +67,7 @@ class CallReport:
     hooked: bool = False  # a trace, profile hook or torch mode of the kernel's runs between its calls
     kept: bool = False  # the kernel still holds the memory of an output after the call
     patched: str = ""  # a function of torch's, Python's or ours that the kernel replaced
+    library: tuple[str, ...] = ()  # what did the work besides the file's own code, where the call was audited
     switched: str = ""  # a global switch that the kernel left otherwise
 
 
@@ -142,6 +143,7 @@ def call_report(answer: Mapping[str, Any]) -> CallReport:
         answer.get("hooked") is True,
         answer.get("kept") is True,
         text(answer.get("patched"))[:200],
+        tuple(text(name)[:200] for name in list(answer.get("library") or ())[:16]),
         text(answer.get("switched"))[:200],
     )
 

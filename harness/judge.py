@@ -254,6 +254,7 @@ class _Trial:
         examinee = Examinee(exam.workshop, exam.oracle, exam.source, exam.nbytes)
         try:
             self.layers = examinee.worker.layers
+            examinee.worker.audited = self.request.library_calls is LibraryPolicy.FORBID
             run_stages(exam, examinee, progress)
         finally:
             examinee.close()

@@ -180,6 +180,7 @@ class Examinee:
         with self.gate:
             self._untouched(question, placed, before, margins)
         check_shared(report, question.case.name)
+        self._authored(report, question.case.name)
         self.answers += 1
         if report.kept:
             self.kept.append(question.case.name)
@@ -209,6 +210,15 @@ class Examinee:
             with candidate_failures("in prepack"):
                 seconds = self.worker.prepack(weights, PREPARE_TIMEOUT_S[self._device], forget=forget)
             self.packs = seconds is not None
+
+    def _authored(self, report: CallReport, where: str) -> None:
+        """Where library calls are forbidden: the file's own code did the work."""
+        if not self.worker.audited:
+            return
+        foreign = [*report.library, *(() if self.answers else self.worker.foreign_calls())]
+        if foreign:
+            said = f"library calls are forbidden here, and on {where} ran {', '.join(foreign[:4])}"
+            raise Refusal(Status.CHEAT, said, "library_call")
 
     def reserve(self, expected: Sequence[Expected]) -> list[Slot]:
         """Poisoned room for every output."""

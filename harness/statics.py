@@ -29,9 +29,10 @@ HARMLESS_TORCH = frozenset(
         "device", "Size", "Stream", "Event", "stream", "current_stream", "synchronize", "is_available", "dtype",
         "get_device_properties", "current_device", "no_grad", "inference_mode", "get_device_capability", "finfo",
         "iinfo",
-        "get_num_threads", "as_strided", "is_tensor", "CUDAGraph", "graph", "load_inline", "tensor", "broadcast_shapes",
+        "get_num_threads", "as_strided", "promote_types", "result_type", "can_cast", "is_floating_point", "is_tensor", "CUDAGraph", "graph", "load_inline", "tensor", "broadcast_shapes",
     }
 )  # fmt: skip
+ARRAY_LIBRARIES = frozenset({"numpy", "scipy", "cupy", "jax", "cv2", "pandas"})
 WORKING_METHODS = frozenset(
     {
         "softmax", "log_softmax", "sum", "mean", "var", "std", "norm", "matmul", "mm", "bmm", "addmm", "exp", "log",
@@ -281,7 +282,8 @@ def _library_calls(tree: ast.Module) -> tuple[str, ...]:
             continue
         path = _dotted(node.func, aliases)
         last = path.rsplit(".", 1)[-1] if path else ""
-        if path and path.split(".")[0] == "torch" and last not in HARMLESS_TORCH:
+        top = path.split(".")[0] if path else ""
+        if path and (top in ARRAY_LIBRARIES or (top == "torch" and last not in HARMLESS_TORCH)):
             found[path] = None
         elif path is None and isinstance(node.func, ast.Attribute) and node.func.attr in WORKING_METHODS:
             found[f".{node.func.attr}"] = None

@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 import torch
 
-from harness import process_memory
+from harness import linked_symbols, process_memory
 from harness.answers import (
     CallReport,
     Census,
@@ -48,6 +48,8 @@ from harness.worker import frames
 from harness.worker.sandbox import PRIVATE_SCRATCH
 
 KILL_GRACE_S = 10.0
+AUDITED_CALLS = 3
+"""Launches on a GPU are listed for so many calls: a profiler takes longer than the call."""
 
 
 class Worker:
@@ -62,6 +64,9 @@ class Worker:
         self._ended: dict[str, Any] | None = None
         self._guard = 0
         self._pid = 0
+        self.audited = False  # whether calls tell which library functions ran
+        self._calls = 0
+        self._device = ""
         self.visible = False  # whether this machine lets us read the worker's memory
         self._closed = False
         self._source: dict[str, str] = {}
@@ -107,6 +112,7 @@ class Worker:
         except (WorkerTimeout, WorkerDied, KernelRaised, OSError) as error:
             raise MachineError(f"a worker could not map the arena: {error}; {self.log[-1000:]}") from error
         self.arena = arena
+        self._device = arena.device.type
 
     def choose(self, source: str, entry: str, execution: Execution) -> None:
         """Say what `load` will import; used by `Workshop.open`."""
@@ -118,7 +124,7 @@ class Worker:
 
     def load(self, timeout_s: float) -> None:
         """Import the kernel file. Raises KernelRaised, WorkerTimeout, WorkerDied, WorkerOutOfMemory."""
-        self._ask({"verb": "load", **self._source}, timeout_s)
+        self._ask({"verb": "load", **self._source, "audit": self.audited}, timeout_s)
 
     def prepack(self, weights: Sequence[Slot], timeout_s: float, *, forget: bool = False) -> float | None:
         """Have the file's `prepack` rearrange these weights; the seconds it took, None when it declares none.
@@ -148,7 +154,10 @@ class Worker:
             "constants": dict(constants),
             "positional": list(positional),
             "outputs": [asdict(slot) for slot in outputs],
+            "audit": self.audited,
+            "launches": self._device == "cuda" and self._calls < AUDITED_CALLS,
         }
+        self._calls += 1
         return self._call_report(self._ask(body, timeout_s))
 
     def prepare(self, calls: Sequence[PreparedCall], timeout_s: float) -> Prepared:
@@ -197,6 +206,10 @@ class Worker:
                     threads += process.num_threads()
                     processes += 1
         return Census(processes, threads)
+
+    def foreign_calls(self) -> list[str]:
+        """Library functions that shared objects built by the worker call."""
+        return linked_symbols.foreign_calls(self._pid)
 
     def processes(self) -> list[int]:
         """The worker and whatever it started that still runs."""

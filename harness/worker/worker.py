@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import frames
+from . import audit, frames
 from .compiled import compiled
 from .integrity import Snapshot
 from .shared_memory import SharedMemory, describe, slot_key, span
@@ -64,6 +64,7 @@ class Worker:
         self.module: ModuleType | None = None
         self.before: Snapshot | None = None
         self.shared: dict[str, Any] | None = None
+        self.source = ""
         names = ("awaken", "load", "prepack", "call", "prepare", "time", "collect")
         self.verbs: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             name: getattr(self, name) for name in names
@@ -87,6 +88,9 @@ class Worker:
     def load(self, body: dict[str, Any]) -> dict[str, Any]:
         """Write the source into the scratch folder and import it as a fresh module."""
         name = f"kernel_{os.getpid()}"
+        self.source = body["source"]
+        if body.get("audit"):
+            audit.watch_symbols()
         path = Path(self.scratch, f"{name}.py")
         path.write_text(body["source"], encoding="utf-8")
         spec = importlib.util.spec_from_file_location(name, path)
@@ -135,9 +139,14 @@ class Worker:
         """One call; its outputs copied into the slots that the judge named."""
         self.shared = None
         prepared = self._prepare(body, len(body["outputs"]))
-        prepared.result = prepared.run()
+        if body.get("audit"):
+            with audit.traced(self.source, launches=body["launches"]) as library:
+                prepared.result = prepared.run()
+        else:
+            library = set()
+            prepared.result = prepared.run()
         self._synchronize()
-        answer = self._deliver(prepared, body["outputs"])
+        answer = {**self._deliver(prepared, body["outputs"]), "library": sorted(library)[:16]}
         watched = _storages_of(prepared.result)
         prepared.result = None
         return {**answer, "kept": _any_alive(watched)}
