@@ -14,6 +14,7 @@ from statistics import fmean, median
 
 import torch
 
+from harness.device import clocks, unslowed
 from harness.doubts import doubt
 from harness.errors import MachineError
 from harness.intervals import Interval, bar, clustered_interval, geometric_mean, process_noise
@@ -37,6 +38,8 @@ RUN_SECONDS = {"cpu": 3e-3, "cuda": 5e-4}
 """Work of one timed run: the round trip (0.1 ms) weighs little, and a run often falls between two disturbances."""
 MIN_SETS, MAX_SETS = 4, 64
 NOISE_LASTS_S = 300.0
+SLOWED_PATIENCE_S = 30.0
+"""A GPU that is too hot is waited for this long, then the verdict is "unreliable"."""
 HEADROOM = {"cpu": 1.3, "cuda": 1.05}
 """A first process this far below the bar ends the benchmark: the others could not make up for it."""
 NO_PRECOMPILED_HEADERS = "import torch._inductor.config\ntorch._inductor.config.cpp_cache_precompile_headers = False\n"
@@ -220,6 +223,7 @@ class _Races:
     pairs: list[list[Pair]]
     peak_memory_mb: float | None = None
     prepack_seconds: list[float] = field(default_factory=list)
+    clocks: list[str] = field(default_factory=list)
 
     def results(self, cases: Sequence[CaseBaseline], trials: int) -> list[CaseResult]:
         """The interval of each case, as wide as `trials` earlier candidates demand."""
@@ -241,6 +245,7 @@ def run_benchmark(
 
     `seed` holds what earlier workers of the candidate compiled.
     """
+    unslowed(workshop.device, SLOWED_PATIENCE_S)
     cases = [case for case in baselines.cases if dtypes is None or case.case.dtype in dtypes]
     for baseline in cases:
         baselines.refresh_noise(baseline)
@@ -248,6 +253,7 @@ def run_benchmark(
             said = f"unreliable: identical processes differ by {baseline.noise:.0%} on {baseline.case.name}"
             raise Refusal(Status.ENVIRONMENT, said, "unreliable", Blame.ENVIRONMENT)
     races = _Races([[] for _ in cases])
+    note_clocks(workshop.device, races.clocks)
     racer = kernel_racer(CANDIDATE, request.source, workshop.device)
     wanted, process = PROCESS_PAIRS, 0
     while process < wanted:
@@ -255,6 +261,7 @@ def run_benchmark(
             lane = Lane(workshop, oracle, racer, lane_bytes(oracle, workshop.device), seed)
         try:
             hopeless = _race_process(baselines, cases, lane, races, request.min_gain)
+            note_clocks(workshop.device, races.clocks)
             process += 1
             if not hopeless and process == 1 and _jump(races) > SUSPICIOUS_ABOVE:
                 show_the_work(baselines.incumbent(cases[-1], 0), lane, races.pairs[-1][-1])
@@ -276,7 +283,7 @@ def run_benchmark(
         _above_floor(oracle, result.baseline.case, result.pairs)
     outcome = _decide(results, request, oracle, races.peak_memory_mb)
     packed_us = median(races.prepack_seconds) * 1e6 if races.prepack_seconds else None
-    return replace(outcome, timing=replace(outcome.timing, prepack_us=packed_us))
+    return replace(outcome, timing=replace(outcome.timing, prepack_us=packed_us, clocks="; ".join(races.clocks)))
 
 
 def _race_process(
@@ -293,6 +300,18 @@ def _race_process(
     needed = bar(min_gain, max(baseline.noise for baseline in cases))
     centres = [pairs[-1].centre for pairs in races.pairs]
     return math.exp(fmean(centres)) * headroom < needed or math.exp(min(centres)) * headroom < 1
+
+
+def note_clocks(device: str, notes: list[str]) -> None:
+    """Log what the GPU ran at; what was timed while it protected itself counts for nothing."""
+    now = clocks(device)
+    if now is None:
+        return
+    if now.said() not in notes:
+        notes.append(now.said())
+    if now.slowed:
+        said = f"unreliable: the GPU slowed itself down while it was timed ({now.said()})"
+        raise Refusal(Status.ENVIRONMENT, said, "unreliable", Blame.ENVIRONMENT)
 
 
 def _jump(races: _Races) -> float:

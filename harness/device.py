@@ -10,6 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,6 +64,58 @@ def _driver() -> str:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception as error:  # noqa: BLE001 - NVML fails in many ways where it is absent; the version is then n/a
         return f"n/a ({type(error).__name__})"
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What a GPU runs at now; `slowed` names why it is slower than it could be, for its own protection."""
+
+    sm_mhz: int
+    memory_mhz: int
+    celsius: int
+    slowed: tuple[str, ...]
+    capped: bool  # by its power limit, as under any heavy load: said, not acted on
+
+    def said(self) -> str:
+        """In a few words, for a verdict."""
+        limits = (*self.slowed, *(("power limit",) if self.capped else ()))
+        return f"{self.sm_mhz}/{self.memory_mhz} MHz, {self.celsius} °C" + (f", {', '.join(limits)}" if limits else "")
+
+
+PROTECTIVE = {0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot (hardware)", 0x80: "power brake"}
+POWER_CAP = 0x4
+"""Bits of NVML's clock event reasons."""
+
+
+def clocks(device: str) -> Clocks | None:
+    """The clocks of the device in use; None on a CPU and where NVML is absent or does not know."""
+    if not device.startswith("cuda"):
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+        reasons = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        return Clocks(
+            int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+            int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+            tuple(name for bit, name in PROTECTIVE.items() if reasons & bit),
+            bool(reasons & POWER_CAP),
+        )
+    except (pynvml.NVMLError, AttributeError):
+        return None
+
+
+def unslowed(device: str, patience_s: float) -> Clocks | None:
+    """The clocks once the GPU no longer protects itself, waiting at most `patience_s`: then as they are."""
+    deadline = time.monotonic() + patience_s
+    while (now := clocks(device)) is not None and now.slowed and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return now
 
 
 def describe(body: Mapping[str, Any] | None = None) -> dict[str, Any]:

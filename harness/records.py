@@ -263,6 +263,7 @@ class Timing:
     pct_peak: float | None = None
     peak_memory_mb: float | None = None
     prepack_us: float | None = None
+    clocks: str = ""  # what the GPU ran at while it was timed, and what held it back
     ratios: tuple[tuple[float, ...], ...] = ()
 
 

@@ -29,7 +29,9 @@ HARMLESS_TORCH = frozenset(
         "device", "Size", "Stream", "Event", "stream", "current_stream", "synchronize", "is_available", "dtype",
         "get_device_properties", "current_device", "no_grad", "inference_mode", "get_device_capability", "finfo",
         "iinfo",
-        "get_num_threads", "as_strided", "promote_types", "result_type", "can_cast", "is_floating_point", "is_tensor", "CUDAGraph", "graph", "load_inline", "tensor", "broadcast_shapes",
+        "get_num_threads", "as_strided",
+        "promote_types", "result_type", "can_cast", "is_floating_point",
+        "is_tensor", "CUDAGraph", "graph", "load_inline", "tensor", "broadcast_shapes",
     }
 )  # fmt: skip
 ARRAY_LIBRARIES = frozenset({"numpy", "scipy", "cupy", "jax", "cv2", "pandas"})
