@@ -17,6 +17,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ TABLE = Path(__file__).with_name("ZOO.md")
 TIMED_RUNS = 5
 SMALL_SHARE = 0.005  # uncovered parts below this share of the light time are summed up
 ALLOWED_SECONDS = 600
+SECOND_SIZE_SECONDS = 180
 
 
 @dataclass
@@ -162,10 +164,30 @@ def _spliced(row: Row, loaded: Any, found: Any, drafts: Sequence[Any]) -> Mappin
         if difference.ok and len(found.sizes) > 1:
             own, size = own_size(*inputs), found.sizes[1]
             row.other_size = f"{size.batch}×{size.length}" if size.length else f"{size.batch}"  # noqa: RUF001
-            other = check(ours, loaded.model, resized(inputs, own, size))
-            row.verified, row.max_error = other.ok, max(row.max_error, other.max_error)
-            row.problem = row.problem or other.detail
+            try:
+                with _no_longer_than(SECOND_SIZE_SECONDS):
+                    other = check(ours, loaded.model, resized(inputs, own, size))
+                row.verified, row.max_error = other.ok, max(row.max_error, other.max_error)
+                row.problem = row.problem or other.detail
+            except TimeoutError:
+                row.other_size = f"not compiled within {SECOND_SIZE_SECONDS} s"
     return sites
+
+
+@contextmanager
+def _no_longer_than(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError after so long: torch's symbolic shapes can take minutes over one graph."""
+
+    def ring(_signal: int, _frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    left = signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.alarm(left)
 
 
 def _as_kernel(make: Any, target: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from harness.generation import METHODS, stand_in
 from harness.graph_backend import Backend, Start, learnt, plain_arguments
 from harness.kernel_op import Kernel, build_op
 from harness.outer_compile import Scope
@@ -23,7 +24,7 @@ OFF_SWITCH = "OVERNIGHT_DISABLE"
 
 
 class Optimized(nn.Module):
-    """A model that runs its kernels; attributes that are not ours are the original's."""
+    """A model that runs its kernels, in `generate` too; attributes that are not ours are the original's."""
 
     def __init__(
         self,
@@ -137,7 +138,10 @@ class Optimized(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("original"), name)
+            original: Any = super().__getattr__("original")
+            if name in METHODS and hasattr(original, name):
+                return getattr(stand_in(original, self.forward), name)
+            return getattr(original, name)
 
 
 def _storages(leaves: Sequence[Any]) -> set[int]:

@@ -5,10 +5,12 @@ anything else stays the original, compiled by Inductor, and is counted as a fall
 kernel that is wrong inside its domain: that is what the judge and `harness.verify` are for.
 """
 
+import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -111,6 +113,18 @@ class Splicer:
         for op, region, bindings in candidates:
             if taken.isdisjoint(region.nodes) and self._try(graph, op, region, bindings, standing, writers):
                 taken.update(region.nodes)
+        self._count_lookalikes([region for region in regions if taken.isdisjoint(region.nodes)], candidates)
+
+    def _count_lookalikes(self, left: Sequence[Any], candidates: Sequence[tuple[KernelOp, Any, Any]]) -> None:
+        """Regions that do what a target does, in sizes or a layout that it was not verified for: they fell back."""
+        tried = {id(region) for _, region, _ in candidates}
+        for region in left:
+            if id(region) in tried or not hasattr(region, "pattern"):
+                continue
+            calls = tuple(node[0] for node in region.pattern["nodes"])
+            target = next((op.kernel.target for op in self.ops if _calls(op.kernel.target.key) == calls), None)
+            if target is not None:
+                self.log.refuse(target, "the same operations in sizes or a layout that were not verified")
 
     def _matches(self, regions: Sequence[RegionLike]) -> list[tuple[KernelOp, RegionLike, Mapping[str, int]]]:
         """All candidates in order of preference, found before the graph changes: patterns read the nodes' arguments.
@@ -149,6 +163,12 @@ class Splicer:
         standing.update(zip(site.outputs, replace(graph, op, site, order), strict=True))
         self.log.apply(target)
         return True
+
+
+@lru_cache(maxsize=1024)
+def _calls(key: str) -> tuple[str, ...]:
+    """The operations of a target's pattern, in order."""
+    return tuple(node[0] for node in json.loads(key)["nodes"]) if key.startswith("{") else ()
 
 
 def _is_home(op: KernelOp, region: RegionLike) -> bool:
