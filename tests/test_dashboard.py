@@ -27,7 +27,9 @@ pytest.importorskip("uvicorn", reason=REASON)
 
 from agent.dashboard.access import Rules, is_local
 from agent.dashboard.boards import boards, compare, search
+from agent.dashboard.service import bind
 from agent.dashboard.shelf import Shelf
+from agent.errors import InputError
 from agent.morning.night import read_night
 from agent.places import SessionPlaces
 
@@ -306,11 +308,15 @@ def test_bound_elsewhere_it_needs_its_token(chromium, workspace):
             watched.fine(allowed=address)
 
 
-def test_a_token_is_made_where_none_is_given(workspace):
-    with serving(workspace, "--host", "0.0.0.0") as one, serving(workspace, "--host", "0.0.0.0") as other:
-        tokens = {address.partition("?token=")[2] for address in (one, other)}
-        assert len(tokens) == 2
-        assert all(len(token) >= 32 for token in tokens)
+def test_a_token_is_made_where_none_is_given():
+    bound = [bind("0.0.0.0", 0, None), bind("0.0.0.0", 0, None), bind("127.0.0.1", 0, None)]
+    for one in bound:
+        one.socket.close()
+    tokens = [one.address.partition("?token=")[2] for one in bound]
+    assert tokens[2] == ""
+    assert len(set(tokens[:2])) == 2
+    assert all(len(token) >= 32 for token in tokens[:2])
+    assert not any(token in repr(one) for token, one in zip(tokens[:2], bound, strict=False))
 
 
 @pytest.mark.parametrize(
@@ -352,18 +358,19 @@ def test_a_port_in_use_names_the_remedy(workspace):
     assert "is in use: choose another with --port, or --port 0" in words
 
 
-def test_no_session_no_such_host_and_a_weak_token_are_said(workspace, tmp_path):
+def test_without_a_session_it_says_how_to_start_one(tmp_path):
     code, words = refused(make_workspace(tmp_path))
     assert (code, "overnight run MODEL" in words) == (2, True)
-    code, words = refused(workspace, "--host", "203.0.113.7", "--port", "0")
-    assert (code, "is no address of this machine" in words) == (2, True)
-    code, words = refused(workspace, "--host", "no such host", "--port", "0")
-    assert (code, "is no address of this machine" in words) == (2, True)
-    code, words = refused(workspace, "--port", "70000")
-    assert code == 2
-    weak = {"OVERNIGHT_DASHBOARD_TOKEN": "short"}
-    code, words = refused(workspace, "--port", "0", environment=weak)
-    assert (code, "at least 16" in words, "short" in words) == (2, True, False)
+
+
+def test_no_such_host_and_a_weak_token_are_said():
+    for host in ("203.0.113.7", "no such host", "x" * 300):
+        with pytest.raises(InputError, match="is no address of this machine"):
+            bind(host, 0, None)
+    for weak in ("short", "with a \n in the middle of it", "é" * 20):
+        with pytest.raises(InputError, match="at least 16") as said:
+            bind("127.0.0.1", 0, weak)
+        assert weak not in str(said.value)
 
 
 def test_without_its_extra_it_says_how_to_install_it(workspace, tmp_path):

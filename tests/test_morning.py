@@ -126,6 +126,21 @@ def test_the_headline_claims_what_the_interval_allows_and_no_more(tmp_path, reco
     assert words in top.sentence
 
 
+def test_a_night_lost_to_the_machine_says_so_and_parked_targets_why(tmp_path):
+    recordings = {
+        "0001_rmsnorm_a__x.py": kernel("unreliable", name="x"),
+        "0002_rmsnorm_a__y.py": kernel("environment", name="y"),
+        "0003_softmax_b__z.py": kernel("incorrect"),
+    }
+    workspace = make_workspace(tmp_path, recordings=recordings)
+    drive(workspace, "run")
+    night = read_night(SessionPlaces(workspace, "night"))
+    assert headline(night).caveats == ("2 of 3 experiments were lost to the machine, which failed or was too busy",)
+    states = {one.target.id: one.state for one in target_lines(night)}
+    assert states["rmsnorm_a"].startswith("parked: scripted environment")
+    assert night.model == "model.py:Net"
+
+
 def test_a_broken_or_outdated_verification_is_said_before_anything_else(session, tmp_path):
     import os
     import shutil

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agent.morning.night import Night
+from agent.records import RowStatus
 from harness.records import ModelGain, VerifyReport
 
 MODE_NAMES = {
@@ -45,7 +46,7 @@ def headline(night: Night) -> Headline:
         return _of_verified(night, night.verified)
     if night.kept:
         return _of_last_keep(night)
-    return Headline(Belief.NOTHING, _nothing(night))
+    return Headline(Belief.NOTHING, _nothing(night), caveats=_lost(night))
 
 
 def mode_name(mode: str) -> str:
@@ -124,11 +125,19 @@ def _nothing(night: Night) -> str:
     return "Nothing was kept: the model runs as before."
 
 
+def _lost(night: Night) -> tuple[str, ...]:
+    """How much of the night says nothing about the kernels."""
+    lost = sum(one.experiment.status is RowStatus.ENVIRONMENT for one in night.trials)
+    said = f"{lost} of {len(night.trials)} experiments were lost to the machine, which failed or was too busy"
+    return (said,) if lost else ()
+
+
 def _caveats(night: Night) -> tuple[str, ...]:
     report = night.verified
     assert report is not None
     unreached = [target for target, sites in report.applied.items() if not sites]
     caveats = {
+        **dict.fromkeys(_lost(night), True),
         f"kernels were kept after this was measured: run `overnight verify {night.name}`": night.verified_is_old,
         f"reached by no call site: {', '.join(unreached)}": unreached,
         f"{report.sites.fallback} call sites fell back to the original": report.sites.fallback,

@@ -71,7 +71,8 @@ def _targets(night: Night) -> list[str]:
 def _target_row(one: TargetLine) -> str:
     after = "" if one.share_after is None else f"{one.share_after:.1%}"
     kept = f"kept {one.kept}" if one.kept else ""
-    state = ", ".join(words for words in (kept, markdown_text(one.state), f"{one.tried} tried") if words)
+    tried = f"{one.tried} tried" if one.tried else ""
+    state = ", ".join(words for words in (kept, markdown_text(one.state), tried) if words)
     target = one.target
     return (
         f"| {'└ ' * one.nested}{markdown_text(target.id)} | {markdown_text(target.title)} | {len(target.call_sites)}"

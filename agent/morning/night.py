@@ -109,6 +109,7 @@ class Night:
     """All that is known of a session now."""
 
     status: SessionStatus
+    model: str  # as the user named it, without the workspace's path
     profile: ProfileReport | None
     verified: VerifyReport | None
     verified_is_old: bool  # something was kept since the model was verified
@@ -175,7 +176,8 @@ def read_night(places: SessionPlaces, *, known: Sequence[Experiment] = (), with_
         forgotten = journal.forgotten()
         verified, is_old = _verified(places, experiments)
         return Night(
-            status=status_from(places.name, journal, holder),
+            status=(status := status_from(places.name, journal, holder)),
+            model=status.model.removeprefix(f"{places.root}/"),
             profile=_profile(places),
             verified=verified,
             verified_is_old=is_old,

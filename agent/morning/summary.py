@@ -68,6 +68,9 @@ def _state(night: Night, target: Target, covered: dict[str, str], gain: float) -
         return f"now inside {covered[target.id]}"
     if target.time_us > 0 and target.floor_us * gain / target.time_us >= DONE_AT_BOUND:
         return "at its bound"
+    parked = [one.line for one in night.said if one.line.startswith(f"{target.id} is parked: ")]
+    if parked:
+        return parked[-1].removeprefix(f"{target.id} is ")
     return "" if night.of_target(target.id) else "not tried"
 
 
