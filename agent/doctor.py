@@ -1,11 +1,14 @@
 """What this machine offers, each line found by asking the thing itself."""
 
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 
 from agent import machine
 from agent.errors import OvernightError
 from agent.harness_client import PACKAGE_ROOT
+from agent.proposers import llm_keys
 from agent.verbs import Harness
 
 DEVICE_TIMEOUT_S = 120.0
@@ -27,7 +30,18 @@ def examine(harness: Harness) -> Findings:
         "driver": machine.driver_version(),
         "default device": machine.default_device(),
         "sandbox": _sandbox(harness),
+        "language models": provider_keys(os.environ),
     }
+
+
+def provider_keys(environment: Mapping[str, str]) -> list[str]:
+    """Which keys of providers are set and what would use them; never a value."""
+    found = [
+        f"{name} is set: used by `overnight run MODEL --llm {example}`, by nothing else"
+        for name, example in llm_keys.present(environment)
+    ]
+    local = "a local server needs none: --llm NAME --api-base http://127.0.0.1:8000/v1"
+    return [*(found or ["no provider's key is set: --proposer playbook needs none"]), local]
 
 
 def _python() -> str:

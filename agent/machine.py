@@ -79,6 +79,15 @@ def driver_version() -> str:
         pynvml.nvmlShutdown()
 
 
+def cpu_flags() -> frozenset[str]:
+    """What the processor can do, by the names of /proc/cpuinfo ("avx2", "avx512f", ...)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        lines = []
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
 def cpu_name() -> str:
     """The processor as /proc/cpuinfo names it."""
     try:

@@ -131,7 +131,7 @@ class LanguageModelServer:
                 raise ConnectionResetError
             handler.wfile.write(f"data: {json.dumps(piece)}\n\n".encode())
             handler.wfile.flush()
-            time.sleep(answer.drip_s)
+            time.sleep(answer.drip_s if index else 0.0)  # the first piece holds no text
         if answer.done:
             handler.wfile.write(b"data: [DONE]\n\n")
             handler.wfile.flush()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from agent import machine
 from agent.errors import BudgetReachedError, ProviderError
 from agent.places import write_whole
 from agent.proposers import llm_keys
@@ -290,21 +291,18 @@ def unusable(answer: Answer) -> str:
 
 def hardware_knowledge(folder: Path, brief: Brief) -> str:
     """What is known about this kind of device."""
-    for name, pattern in HARDWARE[brief.device]:
-        if pattern in f" {brief.device_name} ":
-            return _text_of(folder / f"{name}.md")
-    return _text_of(folder / f"{HARDWARE_DEFAULT[brief.device]}.md")
+    if brief.device == "cpu":
+        name = "avx512" if "avx512f" in machine.cpu_flags() else "avx2"
+    else:
+        name = next((name for name, sign in GPUS if sign in f" {brief.device_name} "), "gpu")
+    return _text_of(folder / f"{name}.md")
 
 
-HARDWARE: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "cuda": (
-        ("hopper", "H100"), ("hopper", "H200"), ("hopper", "H800"), ("hopper", "GH200"), ("ampere", "A100"),
-        ("ampere", "A800"), ("ampere", "RTX 30"), ("ampere", " A10"), ("ada", "RTX 40"), ("ada", "L40"),
-        ("ada", " L4 "), ("cdna", "MI2"), ("cdna", "MI3"),
-    ),
-    "cpu": (("avx512", "AVX-512"),),
-}  # fmt: skip
-HARDWARE_DEFAULT = {"cuda": "gpu", "cpu": "avx2"}
+GPUS = (
+    ("hopper", "H100"), ("hopper", "H200"), ("hopper", "H800"), ("hopper", "GH200"), ("ampere", "A100"),
+    ("ampere", "A800"), ("ampere", "RTX 30"), ("ampere", " A10"), ("ada", "RTX 40"), ("ada", "L40"),
+    ("ada", " L4 "), ("cdna", "MI2"), ("cdna", "MI3"),
+)  # fmt: skip
 
 
 def _text_of(path: Path) -> str:

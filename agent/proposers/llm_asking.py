@@ -34,13 +34,14 @@ class Asking:
         Raises AskingFailedError with the last reason, StopRequestedError on a clean stop.
         """
         deadline = time.monotonic() + self.settings.call_timeout_s
-        tries = 0
+        tries, before = 0, ""
         while True:
             tries += 1
             try:
                 return self.ask(model, prompt, max_tokens, self._patience(deadline - time.monotonic()))
             except AskingFailedError as error:
-                wait_s = _wait_s(error, tries, deadline - time.monotonic(), known=known)
+                before = before if error.capped and before else str(error)
+                wait_s = _wait_s(error, before, tries, deadline - time.monotonic(), known=known)
                 self.say(f"{error} Waiting {wait_s:.0f} s.")
             self._wait(wait_s)
 
@@ -56,7 +57,7 @@ class Asking:
             time.sleep(min(POLL_S, max(until - time.monotonic(), 0.0)))
 
 
-def _wait_s(error: AskingFailedError, tries: int, left_s: float, *, known: bool) -> float:
+def _wait_s(error: AskingFailedError, reason: str, tries: int, left_s: float, *, known: bool) -> float:
     """How long to wait before the next try; raises the error when there is to be none."""
     if error.kind in {Failing.PERMANENT, Failing.TOO_LONG}:
         raise error
@@ -65,10 +66,14 @@ def _wait_s(error: AskingFailedError, tries: int, left_s: float, *, known: bool)
     asked_s = error.retry_after_s
     wait_s = asked_s if asked_s is not None else min(FIRST_WAIT_S * 2 ** (tries - 1), LONGEST_WAIT_S)
     if wait_s >= left_s:
-        words = f"it asks to wait {asked_s:.0f} s" if asked_s is not None else f"{tries} tries failed"
+        words = (
+            f"it asks to wait {asked_s:.0f} s"
+            if asked_s is not None
+            else f"{tries} {'try' if tries == 1 else 'tries'} failed"
+        )
         raise AskingFailedError(
             error.kind,
-            f"{str(error).rstrip('.')}; {words}, and llm.call_timeout_s is up.",
+            f"{reason.rstrip('.')}; {words}, and llm.call_timeout_s is up.",
             received_chars=error.received_chars,
         ) from error
     return wait_s

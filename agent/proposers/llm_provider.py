@@ -6,6 +6,7 @@ Retrying is not done here (llm_asking.py), nor does this protect against a provi
 import asyncio
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,10 +41,17 @@ class AskingFailedError(Exception):
     """A request without an answer. `received_chars` came before it broke off and may be billed."""
 
     def __init__(
-        self, kind: Failing, message: str, *, retry_after_s: float | None = None, received_chars: int = 0
+        self,
+        kind: Failing,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        received_chars: int = 0,
+        capped: bool = False,
     ) -> None:
         super().__init__(message)
         self.kind = kind
+        self.capped = capped  # by the whole call's time, not by a limit of the reply's
         self.retry_after_s = retry_after_s
         self.received_chars = received_chars
 
@@ -152,7 +160,7 @@ class Provider:
             "api_key": key_of(model, self._environment),
             "max_tokens": max_tokens,
             "max_retries": 0,
-            "timeout": httpx.Timeout(patience.total_s, connect=min(patience.total_s, 20.0)),
+            "timeout": httpx.Timeout(patience.total_s + 60.0, connect=min(patience.total_s, 20.0)),  # ours come first
             "drop_params": True,
         }
 
@@ -189,7 +197,9 @@ class Provider:
             (patience.stall_s, now if heard.last is None else heard.last, "the reply stalled for"),
         ):
             if now - since > limit_s:
-                raise AskingFailedError(Failing.TRANSIENT, f"{words} {limit_s:g} s", received_chars=heard.chars)
+                capped = limit_s is patience.total_s
+                said = f"{words} {limit_s:.3g} s"
+                raise AskingFailedError(Failing.TRANSIENT, said, received_chars=heard.chars, capped=capped)
 
 
 async def _stream(litellm: Any, request: dict[str, Any], heard: _Heard) -> None:
@@ -338,7 +348,9 @@ def _ended_unfinished(error: BaseException) -> bool:
 def _litellm() -> Any:
     """Imported at the first call: it takes seconds."""
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    import litellm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about its own types
+        import litellm
 
     litellm.suppress_debug_info = True
     litellm.telemetry = False

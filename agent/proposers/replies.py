@@ -9,23 +9,26 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from agent.policy import fingerprint
 
 FENCE = r"(?P<fence>`{3,}|~{3,})"
 OPENING = re.compile(rf"^(?P<before>.*?){FENCE}[ \t]*(?P<info>[^`~]*)$")
 CLOSING = re.compile(rf"^\s*{FENCE}(?P<after>.*)$")
-EDIT = re.compile(
-    r"^[ \t]*<{5,9}[ \t]*SEARCH[^\n]*\n(?P<search>.*?)^[ \t]*={5,9}[ \t]*\n"
-    r"(?P<replace>.*?)^[ \t]*>{5,9}[ \t]*REPLACE[^\n]*$",
-    re.MULTILINE | re.DOTALL,
+SEARCH_MARK = re.compile(r"[ \t]*<{5,9}[ \t]*SEARCH")
+MIDDLE_MARK = re.compile(r"[ \t]*={5,9}[ \t]*")
+REPLACE_MARK = re.compile(r"[ \t]*>{5,9}[ \t]*REPLACE")
+HYPOTHESIS = re.compile(
+    r"^[^\w\n]*(?:hypothesis|\u5047\u8bbe)[^\w\n]*[:\uff1a]\s*(?P<text>.+)$", re.IGNORECASE | re.MULTILINE
 )
-EDIT_MARK = re.compile(r"^[ \t]*(?:<{5,9}[ \t]*SEARCH|>{5,9}[ \t]*REPLACE)", re.MULTILINE)
-HYPOTHESIS = re.compile(r"^\W*(?:hypothesis|\u5047\u8bbe)\W*[:\uff1a]\s*(?P<text>.+)$", re.IGNORECASE | re.MULTILINE)
 GAIN = re.compile(
-    r"^\W*(?:expected (?:gain|speed-?up)|\u9884\u671f(?:\u6536\u76ca|\u52a0\u901f))\W*[:\uff1a]\s*(?P<text>.+)$",
+    r"^[^\w\n]*(?:expected (?:gain|speed-?up)|\u9884\u671f(?:\u6536\u76ca|\u52a0\u901f))[^\w\n]*[:\uff1a]"
+    r"\s*(?P<text>.+)$",
     re.IGNORECASE | re.MULTILINE,
 )
+TRIPLE = re.compile(r"\"{3}|'{3}")
+MOST_BLOCKS = 100
 SAID_CHARS = 200
 SHOWN_CHARS = 80
 
@@ -42,7 +45,6 @@ class Reading:
 @dataclass(frozen=True)
 class _Block:
     text: str
-    closed: bool
 
 
 def read_reply(reply: str, base: str | None = None) -> Reading:
@@ -51,12 +53,14 @@ def read_reply(reply: str, base: str | None = None) -> Reading:
     said = hypothesis_in(text)
     if not text.strip():
         return Reading(None, "the reply was empty")
-    edits = list(EDIT.finditer(text))
-    whole = _whole_files(text if not edits else EDIT.sub("", text), base)
+    edits, rest = edits_in(text.split("\n"))
+    if edits is None:
+        return Reading(None, "its SEARCH/REPLACE edits lack a mark: <<<<<<< SEARCH, =======, >>>>>>> REPLACE", said)
+    whole = _whole_files(rest if edits else text, base)
     if edits and whole:
         return Reading(None, "the reply holds both a whole file and SEARCH/REPLACE edits: give one of them", said)
     if edits:
-        return _edited([(one["search"], one["replace"]) for one in edits], base, said)
+        return _edited(edits, base, said)
     if len(whole) > 1:
         return Reading(None, f"the reply holds {len(whole)} different kernel files: give exactly one", said)
     if whole:
@@ -104,6 +108,8 @@ def _whole_files(text: str, base: str | None) -> list[str]:
         bare = mended(text)
         return [bare] if _defines_kernel(bare) and parses(bare) else []
     files = [mended(block.text) for block in blocks if _defines_kernel(mended(block.text))]
+    if len(files) < 2:
+        return files
     different = list({fingerprint(one): one for one in files}.values())
     if len(different) > 1 and base is not None:
         different = [one for one in different if fingerprint(one) != fingerprint(base)]
@@ -111,14 +117,15 @@ def _whole_files(text: str, base: str | None) -> list[str]:
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
-    """Fenced blocks in order. Inside a Python string a fence does not end a block: what parses decides."""
-    index = 0
-    while index < len(lines):
+    """Fenced blocks in order."""
+    index = found = 0
+    while index < len(lines) and found < MOST_BLOCKS:
         opening = OPENING.match(lines[index])
         if opening is None or not _opens(opening):
             index += 1
             continue
         block, index = _block(lines, index + 1, opening["fence"])
+        found += 1
         yield block
 
 
@@ -128,25 +135,23 @@ def _opens(opening: re.Match[str]) -> bool:
 
 
 def _block(lines: Sequence[str], start: int, fence: str) -> tuple[_Block, int]:
-    """The block that begins at `start`, and the line after it."""
-    ends = [(index, head) for index in range(start, len(lines)) if (head := _closes(lines[index], fence)) is not None]
-    for index, head in ends[:40]:
-        text = _joined(lines, start, index, head)
-        if parses(mended(text)) and (_defines_kernel(mended(text)) or _complete(lines, index)):
-            return _Block(text, closed=True), index + 1
-    if ends:
-        index, head = ends[0]
-        return _Block(_joined(lines, start, index, head), closed=True), index + 1
-    return _Block("\n".join(lines[start:]) + "\n", closed=False), len(lines)
+    """The block that begins at `start`, and the line after it. A fence within triple quotes ends nothing."""
+    first: int | None = None
+    quotes = 0
+    for index in range(start, len(lines)):
+        head = _closes(lines[index], fence)
+        if head is not None:
+            first = index if first is None else first
+            if (quotes + len(TRIPLE.findall(head))) % 2 == 0:
+                return _Block(_joined(lines, start, index, head)), index + 1
+        quotes += len(TRIPLE.findall(lines[index]))
+    if first is None:
+        return _Block("\n".join(lines[start:]) + "\n"), len(lines)
+    return _Block(_joined(lines, start, first, _closes(lines[first], fence) or "")), first + 1
 
 
 def _joined(lines: Sequence[str], start: int, end: int, head: str) -> str:
     return "\n".join([*lines[start:end], *([head] if head.strip() else [])]) + "\n"
-
-
-def _complete(lines: Sequence[str], index: int) -> bool:
-    """Whether the line is a fence and nothing else but punctuation."""
-    return re.fullmatch(r"\s*[`~]{3,}\W*", lines[index]) is not None
 
 
 def _closes(line: str, fence: str) -> str | None:
@@ -162,6 +167,7 @@ def _defines_kernel(text: str) -> bool:
     return re.search(r"^(?:async )?def kernel_fn\b|^kernel_fn\s*=", text, re.MULTILINE) is not None
 
 
+@lru_cache(maxsize=16)
 def parses(text: str) -> bool:
     """Whether it is Python."""
     try:
@@ -182,8 +188,6 @@ def mended(text: str) -> str:
 
 
 def _why_none(text: str) -> str:
-    if EDIT_MARK.search(text):
-        return "its SEARCH/REPLACE edits lack a mark: <<<<<<< SEARCH, old lines, =======, new lines, >>>>>>> REPLACE"
     opening = " ".join(text.split())[:SAID_CHARS]
     if re.match(r"\s*<(?:!doctype|html)", text, re.IGNORECASE):
         return f"the reply is a web page, not a kernel: {opening!r}"
@@ -193,6 +197,26 @@ def _why_none(text: str) -> str:
 
 
 # Edits
+
+
+def edits_in(lines: Sequence[str]) -> tuple[list[tuple[str, str]] | None, str]:
+    """The (old, new) texts of all edits, None when a mark is missing; and the reply without them."""
+    edits: list[tuple[str, str]] = []
+    rest: list[str] = []
+    parts: list[list[str]] = []  # of the edit that is open: old lines, new lines
+    for line in lines:
+        if SEARCH_MARK.match(line) or REPLACE_MARK.match(line):
+            opens = SEARCH_MARK.match(line) is not None
+            if opens != (not parts) or (not opens and len(parts) != 2):
+                return None, ""
+            if not opens:
+                edits.append(("".join(parts[0]), "".join(parts[1])))
+            parts = [[]] if opens else []
+        elif len(parts) == 1 and MIDDLE_MARK.fullmatch(line):
+            parts.append([])
+        else:
+            (parts[-1] if parts else rest).append(line + "\n")
+    return (None if parts else edits), "".join(rest)
 
 
 def _edited(edits: Sequence[tuple[str, str]], base: str | None, said: str) -> Reading:
