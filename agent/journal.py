@@ -69,7 +69,9 @@ class Journal:
                 self._migrate()
         except sqlite3.DatabaseError as error:
             raise MachineError(f"The journal {path} cannot be opened: {error}.") from error
-        self._finished: list[Experiment] = list(known)
+        self._parsed: dict[int, Experiment] = {one.number: one for one in known}
+        self._listed: tuple[Experiment, ...] | None = None
+        self._seen = -1
         self._run: int | None = None
         self._tick = time.monotonic()
 
@@ -129,6 +131,7 @@ class Journal:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (last + 1, target, ExperimentState.PROPOSED, _text(stored), _text(reply), now_iso(), *_usage(usage)),
             )
+        self._changed(int(last) + 1)
         return int(last) + 1
 
     def judged(self, number: int, verdict: Verdict, *, judge_s: float, against: str = "") -> None:
@@ -187,6 +190,7 @@ class Journal:
     ) -> None:
         names = ", ".join(f"{name} = ?" for name in ("state", *values))
         marks = ", ".join("?" for _ in before)
+        self._changed(number)
         with self._step() as connection:
             changed = connection.execute(
                 f"UPDATE experiments SET {names} WHERE number = ? AND state IN ({marks})",  # noqa: S608 - our own names
@@ -202,6 +206,7 @@ class Journal:
         before = self._withdrawn_usage()
         cost = None if paid.cost_usd is None or before.cost_usd is None else paid.cost_usd + before.cost_usd
         total = Usage(before.tokens + paid.tokens, cost, before.calls + paid.calls)
+        self._changed(number)
         with self._step() as connection:
             connection.execute(
                 "DELETE FROM experiments WHERE number = ? AND state = ?", (number, ExperimentState.PROPOSED)
@@ -224,17 +229,30 @@ class Journal:
                 self._connection.execute("ROLLBACK")
 
     def experiments(self) -> tuple[Experiment, ...]:
-        """All experiments in order; recorded ones never change and are parsed once."""
-        query = f"SELECT {', '.join(_COLUMNS)} FROM experiments WHERE number > ? ORDER BY number"  # noqa: S608
-        fresh = [_experiment(row) for row in self._connection.execute(query, (self._last_finished(),))]
-        for one in fresh:
-            if one.state is not ExperimentState.RECORDED:
-                break
-            self._finished.append(one)
-        return (*self._finished, *(one for one in fresh if one.number > self._last_finished()))
+        """All experiments in order; each is parsed again only when it may have changed, a recorded one never."""
+        if self._seen != (now := self._data_version()):
+            self._parsed = {number: one for number, one in self._parsed.items() if one.state is _RECORDED}
+            self._seen, self._listed = now, None
+        if self._listed is None:
+            self._listed = tuple(self._read_all())
+        return self._listed
 
-    def _last_finished(self) -> int:
-        return self._finished[-1].number if self._finished else 0
+    def _read_all(self) -> Iterator[Experiment]:
+        for (number,) in self._connection.execute("SELECT number FROM experiments ORDER BY number").fetchall():
+            if number not in self._parsed:
+                one = self.experiment(number)
+                assert one is not None
+                self._parsed[number] = one
+            yield self._parsed[number]
+
+    def _data_version(self) -> int:
+        """Changes when another connection has written (SQLite's own word for it)."""
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    def _changed(self, number: int) -> None:
+        self._parsed.pop(number, None)
+        self._listed = None
 
     def experiment(self, number: int) -> Experiment | None:
         """One experiment, None when there is none of that number."""
@@ -345,6 +363,7 @@ def _reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
+_RECORDED = ExperimentState.RECORDED
 _COLUMNS = (
     "number",
     "target",

@@ -10,8 +10,13 @@ from pathlib import Path
 
 
 def default_device() -> str:
-    """`cuda` when torch was built for it and a device is visible, else `cpu`."""
-    return "cuda" if _torch_has_cuda() and gpu_names() else "cpu"
+    """`cuda` (torch's name for AMD's devices too) when torch was built for it and a device is there, else `cpu`."""
+    return "cuda" if (_torch_has("cuda") and gpu_names()) or (is_rocm() and Path("/dev/kfd").exists()) else "cpu"
+
+
+def is_rocm() -> bool:
+    """Whether this torch is AMD's build: CUDA C++ kernels cannot be built for its devices."""
+    return _torch_has("hip")
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def package_version(package: str) -> str:
         return "absent"
 
 
-def _torch_has_cuda() -> bool:
+def _torch_has(kind: str) -> bool:
     spec = importlib.util.find_spec("torch")
     folders = spec.submodule_search_locations if spec else None
-    return any((Path(folder) / "lib" / "libtorch_cuda.so").exists() for folder in folders or ())
+    return any((Path(folder) / "lib" / f"libtorch_{kind}.so").exists() for folder in folders or ())

@@ -140,13 +140,12 @@ class SessionBranch:
         file.write_bytes(data)
 
     def revert(self, path: str) -> None:
-        """Restore one path to the tip: the last kept bytes, or no file."""
+        """Restore one path to the tip: the last kept bytes, or no file. The index stands at the tip already."""
         kept = self.read(path)
         if kept is not None:
             self.write(path, kept)
         else:
             (self.worktree / path).unlink(missing_ok=True)
-        self._reset_index()
 
     def read(self, path: str) -> bytes | None:
         """The bytes of `path` at the tip, None when it has no such file."""
@@ -171,6 +170,7 @@ class SessionBranch:
         text = f'Revert "{subject}"\n\nThis reverts commit {commit}.\n\n{reason}\n'
         reverted = self._commit(path, before or None, text)
         self.revert(path)
+        self._reset_index()
         return reverted
 
     def fate(self, experiment: int) -> "Fate | None":

@@ -19,6 +19,7 @@ from agent.harness_client import HARNESS_ENTRY, PACKAGE_ROOT, StopCheck
 from agent.json_reports import VERIFY_MODES
 from agent.lock import running
 from agent.loop import Ending, Outcome
+from agent.machine import is_rocm
 from agent.places import SessionPlaces, sessions, write_whole
 from agent.proposers.base import Proposer
 from agent.records import RowStatus
@@ -166,6 +167,8 @@ def _llm_cautions(opened: Session) -> list[str]:
     without = unpriced(opened.proposer) if opened.options.budget.dollars is not None else ()
     if without:
         lines.append(f"the price of {', '.join(without)} is unknown: --dollars cannot be enforced")
+    if opened.options.device == "cuda" and is_rocm():
+        lines.append("this torch is for AMD devices: CUDA C++ starter kernels are skipped, Triton ones are used")
     return lines
 
 

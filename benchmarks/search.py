@@ -2,7 +2,6 @@
 
     python benchmarks/search.py [--seeds 10] [--experiments 120]   the ablation
     python benchmarks/search.py --sweeps              what chooses the next TUNABLES (needs Optuna)
-    python benchmarks/search.py --night 64 --night 512    the supervisor's cost with that many devices
 
 A simulated kernel is a real file whose TUNABLES, FAMILY and TRICKS decide its speed on a hidden landscape. What a
 proposer answers is a fixed function of the target, the kernel that it was asked to work on and how often it was asked
@@ -124,7 +123,7 @@ def edited(parents: Sequence[str], draw: random.Random, wrong: float) -> str:
     if not parents:
         tricks = frozenset(one for one in range(8) if draw.random() < 0.2)
         return write(
-            draw.randrange(4), tricks, [draw.randrange(len(e)) for e in TUNABLES.values()], draw.random() < wrong
+            draw.randrange(4), tricks, [draw.randrange(len(e)) for e in TUNABLES.values()], wrong=draw.random() < wrong
         )
     family, tricks, chosen, _ = read(parents[0])
     if len(parents) == 2:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from harness.vendor import driver_version, vendor
+
 COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 1 << 30}
 MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 CPU_HALF_MATMUL = 256  # eager half-precision products of 1024 take seconds on a CPU
@@ -52,18 +54,8 @@ def versions(device: str) -> dict[str, str]:
         found["triton"] = "absent"
     if device.startswith("cuda"):
         found["cuda"] = str(torch.version.cuda or torch.version.hip)
-        found["driver"] = _driver()
+        found["driver"] = driver_version()
     return found
-
-
-def _driver() -> str:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except Exception as error:  # noqa: BLE001 - NVML fails in many ways where it is absent; the version is then n/a
-        return f"n/a ({type(error).__name__})"
 
 
 @dataclass(frozen=True)
@@ -124,6 +116,8 @@ def describe(body: Mapping[str, Any] | None = None) -> dict[str, Any]:
     device = str(options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
     report: dict[str, Any] = {"device": device, "name": device_name(device), "versions": versions(device)}
     report["cuda_available"] = torch.cuda.is_available()
+    whose = vendor(device)
+    report |= {"vendor": whose.name, "architecture": whose.architecture, "skipped_backends": dict(whose.skipped)}
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(0)
         report["memory_bytes"] = int(properties.total_memory)

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles, without a GPU, for Ampere, Hopper and MI300, and spills no registers on Hopper."""
+"""Every Triton kernel compiles, without a GPU, for Ampere, Hopper, MI300 and MI350; registers and spills are read."""
 
 import re
 import subprocess
@@ -10,10 +10,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton_cases import CASES, KERNELS, Case, load
 
+from harness.resources import Resources, of_amdgcn, of_cuobjdump
+
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 
 
@@ -36,13 +39,14 @@ def compiled(case: Case, target: GPUTarget):
     return triton.compile(source, target=target, options=options)
 
 
-def spilled_bytes(cubin: bytes, folder: Path) -> int:
-    """Local memory per thread, as the cuobjdump that Triton brings reports it."""
+def resources(assembly, folder: Path) -> Resources:
+    """What the kernel takes, as the compiler of its device says."""
+    if "amdgcn" in assembly:
+        return of_amdgcn(assembly["amdgcn"])
     file = folder / "kernel.cubin"
-    file.write_bytes(cubin)
+    file.write_bytes(assembly["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    report = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-    return sum(int(value) for value in re.findall(r"(?:STACK|LOCAL):(\d+)", report))
+    return of_cuobjdump(subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout)
 
 
 def label(case: Case) -> str:
@@ -53,19 +57,24 @@ def label(case: Case) -> str:
 def test_a_kernel_compiles_for_hopper_without_spilling(case: Case, tmp_path: Path):
     cubin = compiled(case, TARGETS["sm_90"]).asm["cubin"]
     assert cubin[:4] == b"\x7fELF"
-    assert spilled_bytes(cubin, tmp_path) == 0
+    assert resources({"cubin": cubin}, tmp_path).spilled_bytes == 0
 
 
 # Attention takes LLVM seconds there.
 ELSEWHERE = [pytest.param(c, marks=pytest.mark.slow) if c.file.startswith("flash_attention") else c for c in CASES]
 
 
-@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+@pytest.mark.parametrize("target", ["sm_80", "gfx942", pytest.param("gfx950", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", ELSEWHERE, ids=label)
-def test_a_kernel_compiles_for_other_devices(case: Case, target: str):
+def test_a_kernel_compiles_for_other_devices(case: Case, target: str, tmp_path: Path):
     assembly = compiled(case, TARGETS[target]).asm
     binary = assembly["cubin" if target.startswith("sm") else "hsaco"]
     assert binary[:4] == b"\x7fELF"
+    taken = resources(assembly, tmp_path)
+    assert 0 < taken.registers <= (255 if target.startswith("sm") else 512)
+    assert 0 < taken.occupancy <= taken.most
+    if not case.file.startswith("flash_attention"):
+        assert taken.spilled_bytes == 0, taken.sentence
 
 
 def test_every_triton_kernel_has_a_compile_case():

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from agent.machine import is_rocm
 from agent.proposers.playbook.attention import Attention, find_attention, live_statements, ungrouped
 from agent.proposers.playbook.cpp_file import signature
 from agent.proposers.playbook.ideas import Idea
@@ -26,7 +27,7 @@ def ideas(brief: Brief, root: Path) -> Iterator[Idea]:
     op = OPERATIONS.get(brief.target.kind)
     if op is None:
         return
-    for backend in DEVICES[brief.device]:
+    for backend in backends(brief.device, rocm=is_rocm()):
         for path in _files(root / backend, op):
             source = path.read_text(encoding="utf-8")
             body = ADAPTERS[op](brief.target, source)
@@ -38,6 +39,11 @@ def ideas(brief: Brief, root: Path) -> Iterator[Idea]:
                     description=f"{backend} {path.stem} of the starter kernels, in this target's signature",
                     hypothesis="a kernel written for this operation moves each byte once",
                 )
+
+
+def backends(device: str, *, rocm: bool) -> tuple[str, ...]:
+    """Whose files can run there: CUDA C++ needs nvcc and an NVIDIA GPU."""
+    return tuple(backend for backend in DEVICES[device] if not (rocm and backend == "cuda"))
 
 
 def _files(folder: Path, op: str) -> list[Path]:
