@@ -74,8 +74,8 @@ def cases() -> list[Case]:
     return [*theirs, *own]
 
 
-def run(case: Case) -> Row:
-    """One model from its class to its comparison with eager."""
+def run(case: Case, *, second_size: bool = True) -> Row:
+    """One model from its class to its comparison with eager, at a second size too unless told otherwise."""
     import torch
 
     from harness import targets
@@ -91,7 +91,7 @@ def run(case: Case) -> Row:
     row.sites = sum(len(draft.sites) for draft in drafts)
     with torch.no_grad():
         spent = _node_times(found)
-        applied = _spliced(row, loaded, found, drafts)
+        applied = _spliced(row, loaded, found, drafts, second_size=second_size)
     _account(row, found, drafts, spent, applied)
     row.seconds = time.perf_counter() - started
     return row
@@ -138,8 +138,10 @@ def _node_times(found: Any) -> dict[Any, float]:
     return best
 
 
-def _spliced(row: Row, loaded: Any, found: Any, drafts: Sequence[Any]) -> Mapping[str, tuple[int, int, str]]:
-    """Splice, compare at two sizes; per target: sites that run the kernel, sites that fell back, and why."""
+def _spliced(
+    row: Row, loaded: Any, found: Any, drafts: Sequence[Any], *, second_size: bool
+) -> Mapping[str, tuple[int, int, str]]:
+    """Splice, compare; per target: sites that run the kernel, sites that fell back, and why."""
     from harness import targets
     from harness.capture import own_size, resized
     from harness.kernel_op import Kernel
@@ -161,7 +163,7 @@ def _spliced(row: Row, loaded: Any, found: Any, drafts: Sequence[Any]) -> Mappin
         }
         row.spliced = sum(log.applied.values())
         row.verified, row.max_error, row.problem = difference.ok, difference.max_error, difference.detail
-        if difference.ok and len(found.sizes) > 1:
+        if second_size and difference.ok and len(found.sizes) > 1:
             own, size = own_size(*inputs), found.sizes[1]
             row.other_size = f"{size.batch}×{size.length}" if size.length else f"{size.batch}"  # noqa: RUF001
             try:
