@@ -1,4 +1,4 @@
-"""What the judge sees of a worker without asking: memory, busy threads, linked functions; values that no cache knows."""
+"""What the judge sees of a worker without asking: memory, busy threads, linked functions; values no cache knows."""
 
 import ctypes
 import subprocess
