@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -100,6 +101,17 @@ def test_a_kernel_grows_out_of_the_one_that_it_had_to_beat(night):
     assert [night.trial(number).parent for number in (1, 2, 7)] == [None, 1, 2]
     assert [one.number for one in night.lineage(night.trial(7))] == [1, 2]
     assert [night.trial(number).rival for number in (1, 2, 7)] == [None, 1, 2]
+
+
+def test_lineage_follows_what_a_kernel_was_made_from_where_its_proposer_says_so(night):
+    last = night.trial(7)
+    candidate = replace(last.experiment.candidate, parents=(6, 1))
+    merged = replace(last, experiment=replace(last.experiment, candidate=candidate))
+    changed = replace(night, trials=(*night.trials[:6], merged))
+    assert (merged.rival, merged.parent, merged.made_from) == (2, 6, (6, 1))
+    assert [one.number for one in changed.lineage(merged)] == [6]
+    circular = replace(merged, experiment=replace(merged.experiment, candidate=replace(candidate, parents=(7,))))
+    assert len(replace(night, trials=(*night.trials[:6], circular)).lineage(circular)) <= 1
 
 
 def test_failures_name_their_stage_and_cost_its_proposer(night):
