@@ -74,8 +74,11 @@ def test_report_writes_three_files_and_says_the_same_as_json(session):
         "invalid_reply": 1,
     }
     assert [one["command"] for one in report["next"]] == [
-        "git log -p overnight/night", "overnight apply night", "overnight resume night",
-    ]  # fmt: skip
+        "git log -p overnight/night",
+        "overnight apply night",
+        "overnight export night-kernels --session night",
+        "overnight resume night",
+    ]
     assert list(folder.glob("*.part")) == []
 
 

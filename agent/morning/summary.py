@@ -177,6 +177,8 @@ def next_steps(night: Night) -> tuple[NextStep, ...]:
         steps.append(NextStep("read the kept kernels, one commit each", f"git log -p overnight/{name}"))
         if believed.belief in {Belief.FASTER, Belief.UNVERIFIED}:
             steps.append(NextStep("put them on a branch of yours", f"overnight apply {name}"))
+            command = f"overnight export {name}-kernels --session {name}"
+            steps.append(NextStep("use them elsewhere: a package that needs torch and Triton alone", command))
     steps.append(NextStep("go on where it stopped", f"overnight resume {name} {_more(night)}".rstrip()))
     return tuple(steps)
 
