@@ -1,8 +1,12 @@
 """What happens between two experiments: the user's wishes are heeded, changed settings are read."""
 
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
+from agent import disk
+from agent.errors import MachineError
 from agent.executors.bench import Bench
 from agent.live_settings import LiveSettings
 from agent.records import Candidate
@@ -21,9 +25,25 @@ class Between:
         steer(session.places, lambda wish: replace(wish, paused=False, stopping=False))  # a start overrules both
         self._settings.look()
 
-    def look(self) -> None:
-        """Take over what the user has changed."""
+    def look(self, bench: Bench) -> None:
+        """Take over what the user has changed; see that disk and devices are fit. Raises MachineError to stop."""
         self._settings.look()
+        if not bench.busy:
+            self._find_space(bench)
+        self._session.watch.look(idle=not bench.busy)
+
+    def _find_space(self, bench: Bench) -> None:
+        """Prune our own caches when a disk is nearly full, and stop before it is."""
+        session = self._session
+        folders = (session.places.folder, session.places.root, Path(tempfile.gettempdir()))
+        if disk.short_of_space(folders) is None:
+            return
+        bench.rest()  # a judge may have the caches open
+        session.say(f"the disk is nearly full: {disk.prune() / 1e6:.0f} MB of our own compiler caches were deleted")
+        short = disk.short_of_space(folders)
+        if short:
+            session.journal.event(short)
+            raise MachineError(f"{short}: stopped before it is full; free some space")
 
     @property
     def paused(self) -> bool:

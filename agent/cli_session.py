@@ -101,7 +101,9 @@ def run(
         executor=settings.executor,
         devices=tuple(settings.devices),
         config=str(config.resolve()) if config else "",
-        flags=_given(_flags(hours, experiments, dollars, tokens, calls), command=command),
+        flags=_given(
+            _flags(hours, experiments, dollars, tokens, calls), command=command, llm=llm[0] if llm else api_base
+        ),
     )
     options.places()  # refused before anything is written
     runner.make_proposer(options)  # refused before anything is written
@@ -145,7 +147,7 @@ def resume(
     def change(options: "Options") -> "Options":
         chosen = runner.absolute_proposer(llm_settings.proposer_name(proposer, options.proposer, models))
         asked = _command(command, options.command.argv, options.command.timeout_s)
-        given = (*options.flags, *_given(flags, command=command))
+        given = (*options.flags, *_given(flags, command=command, llm=llm[0] if llm else api_base))
         return replace(
             options,
             budget=amended(options.budget, flags),

@@ -319,6 +319,16 @@ class Journal:
         with self._step() as connection:
             connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
 
+    def event(self, what: str) -> None:
+        """Something that happened to the machine, for the report."""
+        with self._step() as connection:
+            (count,) = connection.execute("SELECT COUNT(*) FROM notes WHERE name LIKE 'event:%'").fetchone()
+            connection.execute("INSERT INTO notes VALUES (?, ?)", (f"event:{now_iso()} {count:06d}", what))
+
+    def events(self) -> tuple[tuple[str, str], ...]:
+        """What happened to the machine: when (UTC, ISO) and what, in order."""
+        return tuple((name.partition(" ")[0], what) for name, what in sorted(self._notes("event").items()))
+
     # Active time, over all resumes
 
     def runs(self) -> tuple[tuple[str, float], ...]:

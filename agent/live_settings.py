@@ -11,6 +11,7 @@ from typing import Any
 from agent.budget import Budget
 from agent.config import CONFIG_NAME, Config, load_config
 from agent.errors import InputError
+from agent.llm_settings import from_config
 from agent.records import Command
 from agent.session import Session
 
@@ -62,6 +63,8 @@ class LiveSettings:
         new = replace(old, budget=replace(old.budget, **limits))
         if any(name.startswith("command.") for name in live):
             new = replace(new, command=Command(tuple(now.command.argv), now.command.timeout_s))
+        if any(name.startswith("llm.") for name in live):
+            new = replace(new, llm=from_config(now.llm))
         session.change_options(new)
         for words, names in (
             ("takes effect now", live),

@@ -6,9 +6,13 @@ from enum import StrEnum
 from agent.between import Between
 from agent.errors import MachineError, StopRequestedError
 from agent.executors.bench import Bench
-from agent.experiment import finish
+from agent.experiment import close, finish
+from agent.gpu import GpuLostError
+from agent.journal import Decision
 from agent.opening import open_branch_of
 from agent.places import write_whole
+from agent.policy import DEVICE_LOST
+from agent.preflight import preflight
 from agent.proposing import hand_out
 from agent.records import ExperimentState, RowStatus
 from agent.seating import open_bench
@@ -40,6 +44,8 @@ def night(session: Session) -> Outcome:
     try:
         with open_bench(session) as bench:
             between = Between(session)
+            session.journal.start_run()
+            preflight(session, bench)
             prepare(session, bench)
             return rounds(session, bench, between)
     except StopRequestedError:
@@ -50,7 +56,7 @@ def rounds(session: Session, bench: Bench, between: Between) -> Outcome:
     """The bench has work while there are ideas and budget; each answer is settled as it comes."""
     try:
         while True:
-            between.look()
+            between.look(bench)
             reason, paused = session.stop_reason(bench.thinking), between.paused
             if reason is None and not paused and bench.room and hand_out(session, bench):
                 continue
@@ -61,6 +67,9 @@ def rounds(session: Session, bench: Bench, between: Between) -> Outcome:
                 return ended(session, reason or session.reached or None)
             number = settle(session, bench, bench.wait())
             park_unwell(session, number)
+    except GpuLostError as error:
+        lose(session, str(error))
+        raise
     except (StopRequestedError, MachineError):
         interrupt(session)
         raise
@@ -68,7 +77,6 @@ def rounds(session: Session, bench: Bench, between: Between) -> Outcome:
 
 def prepare(session: Session, bench: Bench) -> None:
     """Profile once, make the branch ready, and settle what a kill left half done."""
-    session.journal.start_run()
     session.parked.update(session.journal.unjudgeable())
     if session.report is None:
         session.say(f"profiling {session.options.model.reference}")
@@ -97,6 +105,13 @@ def reconcile(session: Session, bench: Bench) -> None:
         outcome = next(after.status for after in session.journal.experiments() if after.number == one.number)
         again = "; the same candidate is judged again next" if outcome is RowStatus.INTERRUPTED else ""
         session.say(f"experiment {one.number} was left {one.state} by the run before: now {outcome}{again}")
+
+
+def lose(session: Session, reason: str) -> None:
+    """Say of what was being judged that its device is gone; each is judged once more on resume."""
+    for one in session.journal.experiments():
+        if one.state is ExperimentState.PROPOSED:
+            close(session, one.number, one.candidate, Decision(RowStatus.ENVIRONMENT, f"{DEVICE_LOST}: {reason}"))
 
 
 def interrupt(session: Session) -> None:

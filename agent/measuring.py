@@ -39,6 +39,18 @@ def judge_job(session: Session, number: int, candidate: Candidate) -> Job:
     return Job(number, request, session.places.experiment(number) / "log.txt")
 
 
+def original_job(session: Session, one: Experiment) -> Job:
+    """Ask for a verdict on the target's original, as if it were a candidate: does the machine still judge rightly?"""
+    target = session.target(one.target)
+    source = (
+        f"{target.reference}\n\n\ndef kernel_fn(*inputs, **constants):\n    return reference(*inputs, **constants)\n"
+    )
+    request = JudgeRequest(
+        str(session.places.target_file(one.target)), source, device=session.options.device, bench=False
+    )
+    return Job(one.number, request, session.places.experiment(one.number) / "log.txt")
+
+
 def measure_job(session: Session, one: Experiment) -> Job | None:
     """Ask for the model with everything kept and this one; None when another choice of kernels is the better one."""
     kernels = kept_kernels(session.targets, [*session.experiments(), replace(one, status=RowStatus.KEEP)])

@@ -19,6 +19,7 @@ ROW_OF_VERDICT = {
     Status.ENVIRONMENT: RowStatus.ENVIRONMENT,
 }
 ISOLATED_ONLY = "isolated only"
+DEVICE_LOST = "the device was lost"
 EXHAUSTIVE_LIMIT = 14
 
 

@@ -6,6 +6,7 @@ tip, never something between. Does not protect against somebody who rewrites the
 """
 
 import os
+import tempfile
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -163,6 +164,28 @@ class SessionBranch:
         self._reset_index()
         return commit
 
+    def rehearse(self) -> None:
+        """Commit and revert a throwaway file on a hidden ref of its own; raises MachineError where that cannot be done.
+
+        The revert must give the very tree that was there before.
+        """
+        ref = f"refs/{BRANCH_PREFIX}preflight"
+        base = self.head()
+        with tempfile.NamedTemporaryFile(prefix="overnight-", suffix=".py") as file:
+            file.write(b"def kernel_fn(x):\n    return x\n")
+            file.flush()
+            blob = self._git("hash-object", "-w", "--no-filters", "--", file.name)
+        try:
+            self._git("update-ref", ref, base)
+            kept = self._commit("kernels/library/preflight.py", blob, "Rehearsal", ref=ref, tip=base)
+            before = self._git("ls-tree", "--format=%(objectname)", base, "--", "kernels/library/preflight.py")
+            back = self._commit("kernels/library/preflight.py", before or None, "Back again", ref=ref, tip=kept)
+            trees = [self._git("rev-parse", f"{commit}^{{tree}}") for commit in (base, back)]
+        finally:
+            self._git("update-ref", "-d", ref, tolerate=True)
+        if trees[0] != trees[1]:
+            raise MachineError("git did not bring back the tree that was there before a commit and its revert.")
+
     def take_out(self, path: str, commit: str, reason: str) -> str:
         """A revert commit: `path` again as it was before `commit`; returns the revert's commit."""
         before = self._git("ls-tree", "--format=%(objectname)", f"{commit}^", "--", path)
@@ -217,8 +240,8 @@ class SessionBranch:
         span = f"{self.base}..{self.branch}" if self.base else self.branch
         return [line for line in self._git("log", f"--format={form}", f"--grep={words}", span).splitlines() if line]
 
-    def _commit(self, path: str, blob: str | None, message: str) -> str:
-        tip = self.tip()
+    def _commit(self, path: str, blob: str | None, message: str, *, ref: str = "", tip: str | None = None) -> str:
+        tip = tip or self.tip()
         assert tip is not None
         index = self.worktree.parent / f"index-{os.getpid()}"
         try:
@@ -232,7 +255,7 @@ class SessionBranch:
         finally:
             index.unlink(missing_ok=True)
         commit = self._git("commit-tree", tree, "-p", tip, "-m", message.rstrip("\n"))
-        self._git("update-ref", "-m", "overnight", f"refs/heads/{self.branch}", commit, tip)
+        self._git("update-ref", "-m", "overnight", ref or f"refs/heads/{self.branch}", commit, tip)
         return commit
 
     def _restore(self) -> list[str]:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent import loop, measuring, notify, opening
@@ -15,17 +15,21 @@ from agent.announcing import announcing
 from agent.budget import Budget, amended
 from agent.config import Config
 from agent.errors import InputError, MachineError, OvernightError, StopRequestedError
+from agent.gpu import GpuSensor
 from agent.harness_client import HARNESS_ENTRY, PACKAGE_ROOT, StopCheck
 from agent.json_reports import VERIFY_MODES
 from agent.lock import running
 from agent.loop import Ending, Outcome
 from agent.machine import is_rocm
+from agent.machine_watch import Watch
 from agent.places import SessionPlaces, sessions, write_whole
 from agent.proposers.base import Proposer
 from agent.records import RowStatus
+from agent.seating import sensors_of
 from agent.session import Options, Session, Show
 from agent.stopping import StopFlag
 from agent.verbs import Harness
+from agent.wakefulness import awake
 from harness import wire
 
 DEFAULT_HOURS = 8.0
@@ -96,6 +100,7 @@ def run_session(
     change: Callable[[Options], Options] = lambda options: options,
     accept_change: bool = False,
     harness_entry: Path = HARNESS_ENTRY,
+    sensors: Callable[[Session], Sequence[GpuSensor]] = sensors_of,
 ) -> int:
     """Open the session, have its night, verify, and say what is next; returns the exit code."""
     stop = StopFlag()
@@ -112,7 +117,11 @@ def run_session(
                 accept_change=accept_change,
             ) as opened,
             announcing(opened),
+            awake(places.name) as inhibited,
         ):
+            opened.watch = Watch(sensors(opened), show.say, opened.journal.event, stop)
+            if inhibited:
+                show.say("this machine is kept from sleeping while the session runs")
             return _whole_night(opened)
     except MachineError as error:
         raise MachineError(

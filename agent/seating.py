@@ -8,6 +8,8 @@ from agent.executors.base import Seat
 from agent.executors.bench import Bench, StopCheck
 from agent.executors.desk import DeskSeat
 from agent.executors.local import LocalSeat
+from agent.gpu import GpuSensor, NvmlSensor
+from agent.machine import gpus
 from agent.proposers.base import Parallel
 from agent.session import RAY, Session
 from agent.verbs import Harness
@@ -24,7 +26,10 @@ def open_bench(session: Session) -> Bench:
 
     def seats(stop: StopCheck) -> list[Seat]:
         desks = session.proposer.lanes if isinstance(session.proposer, Parallel) else 0
-        return [*judges(replace(session.harness, stop=stop)), *(DeskSeat(session.proposer) for _ in range(desks))]
+        return [
+            *judges(replace(session.harness, stop=stop)),
+            *(DeskSeat(lambda: session.proposer) for _ in range(desks)),
+        ]
 
     return Bench(seats, session.harness.stop, session.say, at_end)
 
@@ -50,3 +55,12 @@ def _on_ray(session: Session) -> tuple[Make, Callable[[], None]]:
 
 def _nothing() -> None:
     """A local bench has no cluster to leave."""
+
+
+def sensors_of(session: Session) -> list[GpuSensor]:
+    """One for each GPU that the session works on, by UUID; none on a CPU. Raises GpuLostError for one that is gone."""
+    if session.options.device != "cuda" or session.options.executor == RAY:
+        return []
+    pinned = [uuid for device in session.devices for uuid in device.leases]
+    uuids = pinned or [gpu.uuid for gpu in gpus()[:1]]  # unpinned, torch takes the first visible one
+    return [NvmlSensor(uuid) for uuid in uuids]

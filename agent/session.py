@@ -13,8 +13,9 @@ from agent.devices import ANYWHERE, Device, counted, devices_of
 from agent.errors import InputError
 from agent.journal import Journal
 from agent.lock import SessionLock
+from agent.machine_watch import Watch
 from agent.places import SessionPlaces, write_whole
-from agent.policy import duplicate_of
+from agent.policy import DEVICE_LOST, duplicate_of
 from agent.proposers.base import Proposer
 from agent.proposers.prompt import learned
 from agent.records import (
@@ -37,7 +38,7 @@ from agent.search.lines import plan
 from agent.steering import steering
 from agent.verbs import Harness
 from harness import wire
-from harness.records import LibraryPolicy, ModelSpec, ProfileReport, Target, VerifyReport
+from harness.records import LibraryPolicy, ModelSpec, ProfileReport, Target, Verdict, VerifyReport
 from harness.rpc import EventSink
 
 Say = Callable[[str], None]
@@ -98,6 +99,8 @@ class Session:
     reached: str = ""  # the limit that a proposer came to before the budget as counted did
     program: str = ""  # program.md as last read
     idle: dict[str, int] = field(default_factory=dict)  # targets without ideas, and the keeps there were then
+    watch: Watch = field(default_factory=Watch)
+    pending: dict[int, Verdict] = field(default_factory=dict)  # crashes that wait for the original to be judged
     _known: dict[int, Attempt] = field(default_factory=dict)
     on_keep: Callable[[Experiment], None] = lambda _experiment: None  # after each keep is recorded
     on_end: Callable[[str, str], None] = lambda _ending, _reason: None  # when a run ends by itself or on request
@@ -108,6 +111,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.watch.close()
         self.branch.close()
         self.journal.close()
         self.lock.release()
@@ -174,8 +178,7 @@ class Session:
         return [
             one
             for place, one in enumerate(recent)
-            if one.status is RowStatus.INTERRUPTED
-            and not any(_said(later) == _said(one) for later in recent[place + 1 :])
+            if _cut_off(one, recent) and not any(_said(later) == _said(one) for later in recent[place + 1 :])
         ]
 
     def brief(self, target: Target) -> Brief:
@@ -288,6 +291,13 @@ class Session:
 def _said(one: Experiment) -> Candidate | None:
     """The candidate whatever it cost: one judged again is not bought again."""
     return replace(one.candidate, usage=Usage()) if one.candidate else None
+
+
+def _cut_off(one: Experiment, all_of_them: list[Experiment]) -> bool:
+    """Whether it got no verdict by no fault of its own; one that a device was lost with is given one more chance."""
+    if one.status is RowStatus.ENVIRONMENT and one.detail.startswith(DEVICE_LOST):
+        return sum(_said(other) == _said(one) for other in all_of_them) == 1
+    return one.status is RowStatus.INTERRUPTED
 
 
 def still_valid(journal: Journal) -> tuple[Experiment, ...]:

@@ -11,8 +11,9 @@ from agent.errors import InputError
 from agent.executors.base import Done, Kind
 from agent.executors.bench import Bench
 from agent.experiment import close, finish, kernel_path, withdraw
+from agent.gpu import GpuLostError
 from agent.journal import Decision
-from agent.measuring import judge_job, measure_job
+from agent.measuring import judge_job, measure_job, original_job
 from agent.proposing import take_idea
 from agent.records import Brief, Candidate, Experiment, ExperimentState, InvalidReply, NothingLeft, RowStatus
 from agent.repository import KeepMessage
@@ -20,6 +21,7 @@ from agent.session import Session
 from harness.records import JudgeRequest, Status, Verdict, VerifyReport
 
 UNJUDGEABLE = "unjudgeable"
+CRASHED = {Status.CRASH, Status.TIMEOUT}
 
 
 def settle(session: Session, bench: Bench, done: Done) -> int:
@@ -31,8 +33,10 @@ def settle(session: Session, bench: Bench, done: Done) -> int:
         _take_idea(session, bench, done, done.job.request)
     one = session.journal.experiment(done.job.number)
     if one is not None and one.candidate is not None:
-        take = _take_model if done.job.kind is Kind.MEASURE else _take_verdict
-        take(session, one, one.candidate, done)
+        if done.job.kind is Kind.MEASURE:
+            _take_model(session, one, one.candidate, done)
+        else:
+            _take_verdict(session, bench, one, one.candidate, done)
     prove_next(session, bench)
     return done.job.number
 
@@ -50,23 +54,60 @@ def is_winner(one: Experiment) -> bool:
     return one.state is ExperimentState.JUDGED and one.verdict is not None and one.verdict.status is Status.KEEP
 
 
-def _take_verdict(session: Session, one: Experiment, candidate: Candidate, done: Done) -> None:
+def _take_verdict(session: Session, bench: Bench, one: Experiment, candidate: Candidate, done: Done) -> None:
     """Store the verdict; what the machine or we got wrong is a row `environment`, not a crash."""
     if isinstance(done.error, InputError):
         raise done.error
+    if one.number in session.pending:
+        _take_retest(session, one, candidate, done)
+        return
     if not isinstance(done.answer, Verdict):
         close(session, one.number, candidate, Decision(RowStatus.ENVIRONMENT, " ".join(str(done.error).split())))
         return
     if done.answer.guard == UNJUDGEABLE:
         withdraw(session, one.number, candidate, done.answer.detail)
         return
-    won = done.answer.status is Status.KEEP
-    session.journal.judged(
-        one.number, done.answer, judge_s=done.seconds, against=_beaten(done.job.request) if won else ""
-    )
-    session.store_verdict(session.journal.experiment(one.number))
-    if not won:
-        finish(session, one.number)
+    if _doubted(session, bench, one, candidate, done.answer):
+        return
+    against = _beaten(done.job.request) if done.answer.status is Status.KEEP else ""
+    _store(session, one.number, done.answer, done.seconds, against)
+
+
+def _store(session: Session, number: int, verdict: Verdict, seconds: float, against: str = "") -> None:
+    session.journal.judged(number, verdict, judge_s=seconds, against=against)
+    session.store_verdict(session.journal.experiment(number))
+    if verdict.status is not Status.KEEP:
+        finish(session, number)
+
+
+def _doubted(session: Session, bench: Bench, one: Experiment, candidate: Candidate, verdict: Verdict) -> bool:
+    """Before a candidate is blamed for a crash: did the device have trouble? Then the original is judged first.
+
+    Raises GpuLostError, with the row written, when the device is gone.
+    """
+    try:
+        reason = session.watch.doubt(crashed=verdict.status in CRASHED)
+    except GpuLostError as error:
+        close(session, one.number, candidate, Decision(RowStatus.ENVIRONMENT, f"{policy.DEVICE_LOST}: {error}"))
+        raise
+    if reason is None:
+        return False
+    session.say(f"experiment {one.number} ended in a {verdict.status}, but {reason}: the original is judged first")
+    session.pending[one.number] = verdict
+    bench.submit(original_job(session, one))
+    return True
+
+
+def _take_retest(session: Session, one: Experiment, candidate: Candidate, done: Done) -> None:
+    """The original passes: the candidate is to blame. It fails too, or nobody can say: the machine is."""
+    verdict = session.pending.pop(one.number)
+    if isinstance(done.answer, Verdict) and done.answer.accepted:
+        _store(session, one.number, verdict, done.seconds)
+        return
+    words = done.answer.detail if isinstance(done.answer, Verdict) else " ".join(str(done.error).split())
+    detail = f"the original fails here too, so the machine is to blame: {words}"
+    session.journal.event(detail)
+    close(session, one.number, candidate, Decision(RowStatus.ENVIRONMENT, detail))
 
 
 def prove_next(session: Session, bench: Bench) -> None:

@@ -5,6 +5,7 @@ the supervisor stops for long right after that moment, so that a test can kill i
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from agent import journal, opening, repository, runner, session
 from agent.budget import amended
 from agent.errors import OvernightError
+from agent.gpu import GpuLostError, Reading
 from agent.llm_settings import LlmFlags
 from agent.llm_settings import amended as amended_llm
 from agent.places import SessionPlaces
@@ -44,6 +46,7 @@ def main() -> int:
     parser.add_argument("--executor", default="local")
     parser.add_argument("--devices", nargs="*", default=[])
     parser.add_argument("--detached", action="store_true")
+    parser.add_argument("--readings", default=None)
     parser.add_argument("--accept-change", action="store_true")
     arguments = parser.parse_args()
     os.chdir(arguments.workspace)
@@ -86,10 +89,32 @@ def main() -> int:
             ),
             accept_change=arguments.accept_change,
             harness_entry=SCRIPTED,
+            sensors=lambda opened: [Recorded(opened, arguments.readings)] if arguments.readings else [],
         )
     except OvernightError as error:
         print(f"overnight: {error}", file=sys.stderr)
         return error.exit_code
+
+
+class Recorded:
+    """Readings of a GPU by how many experiments there are: [{"from": 1, "xids": [31]}, {"from": 5, "lost": ""}]."""
+
+    def __init__(self, opened, path) -> None:
+        self.opened, self.entries = opened, json.loads(Path(path).read_text())
+
+    def read(self):
+        count = len(self.opened.journal.experiments())
+        entry = next((one for one in reversed(self.entries) if one["from"] <= count), {"from": 0})
+        if "lost" in entry:
+            raise GpuLostError(entry["lost"])
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+        values.pop("from")
+        if values.pop("once", None):
+            self.entries.remove(entry)
+        return Reading("GPU-recorded", "NVIDIA Recorded", **values)
+
+    def close(self) -> None:
+        self.entries = []
 
 
 def pause_after(moment: str) -> None:

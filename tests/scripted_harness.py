@@ -68,6 +68,8 @@ def target(name, share, members):
 
 def judge(body):
     source = body["source"]
+    if body["target"] == "softmax":  # the preflight's throwaway kernel
+        return verdict_on(body, "discard", "1")
     with (Path(body["target"]).parents[1] / "judged.txt").open("a") as log:
         log.write(hashlib.sha256(source.encode()).hexdigest() + "\n")
     if match := re.search(r"^# slow: ([\d.]+)$", source, re.MULTILINE):
@@ -82,7 +84,13 @@ def judge(body):
     status, _, speedup = (re.search(r"^# verdict: (.+)$", source, re.MULTILINE) or ["", "keep 1.5"])[1].partition(" ")
     if status == "ours":
         raise RefusedError("ours", "the judge has a bug")
-    guard = None
+    if "def kernel_fn(*inputs, **constants)" in source:  # the original, judged to see whether the machine is well
+        status = "crash" if (folder / "originals_crash").exists() else "discard"
+    return verdict_on(body, status, speedup)
+
+
+def verdict_on(body, status, speedup):
+    source, guard = body["source"], None
     if status in {"unjudgeable", "unreliable"}:
         status, guard = "environment", status
     accepted = status in {"keep", "discard"}

@@ -1,5 +1,6 @@
 """A seat where a slow proposer thinks while the devices work: one question at a time, several desks side by side."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.executors.base import Answer, Job, Kind
@@ -11,19 +12,19 @@ from agent.records import Brief
 class DeskSeat:
     """One thinking thread of a proposer that bears several (agent.proposers.base.Parallel)."""
 
-    proposer: Proposer
+    current: Callable[[], Proposer]  # the session's, which changed settings may replace
 
     kinds = frozenset({Kind.PROPOSE})
 
     @property
     def name(self) -> str:
         """The proposer."""
-        return self.proposer.name
+        return self.current().name
 
     def run(self, job: Job) -> Answer:
         """Ask."""
         assert isinstance(job.request, Brief)
-        return self.proposer.propose(job.request)
+        return self.current().propose(job.request)
 
     def fault(self) -> str | None:
         """A proposer that cannot go on stops the session (ProviderError); it is not set aside."""
