@@ -17,6 +17,7 @@ def redteam(
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only files with this in their name.")] = "",
     repeat: Annotated[int, typer.Option(min=1, max=1000, help="Judge each file this often.")] = 1,
     bench: Annotated[bool, typer.Option("--bench/--no-bench", help="Time honest kernels too.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out files that wait out a time limit.")] = False,
     as_json: Json = False,
 ) -> None:
     """Judge kernels that cheat and odd ones that are honest; exit 0 when the judge is wrong about none."""
@@ -28,9 +29,9 @@ def redteam(
     from agent.verbs import scratch_folder
 
     place = checked_device(device) or default_device()
-    chosen = [one for one in specimens(corpus(), only) if one.runs_on(place)]
+    chosen = [one for one in specimens(corpus(), only) if one.runs_on(place) and not (quick and one.slow)]
     if not chosen:
-        raise InputError(f"--only {only}: none of these files runs on {place}.")
+        raise InputError(f"--only {only}: none of these files runs on {place} here.")
     trials: list[Trial] = []
     with scratch_folder() as folder:
         for trial in judged(harness_in(folder), chosen * repeat, place, bench=bench):

@@ -41,6 +41,7 @@ class Specimen:
     expect: tuple[str, ...]
     policy: LibraryPolicy
     devices: tuple[str, ...]
+    slow: bool = False  # it waits out a time limit
     by_chance: str = ""  # why a lucky secret draw may let it pass once in a while
 
     def request(self, device: str, *, bench: bool = True) -> JudgeRequest:
@@ -105,6 +106,7 @@ def read(kind: Kind, path: Path) -> Specimen:
         tuple(header.get("expect", "").split(" or ")),
         LibraryPolicy(header.get("policy", "allow")),
         ("cpu", "cuda") if where == "any" else (where,),
+        "slow" in header,
         header.get("chance", ""),
     )
 

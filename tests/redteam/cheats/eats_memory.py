@@ -1,4 +1,5 @@
 # expect: smoke
+# slow: waits out a time limit
 # target: softmax
 # Takes memory until there is none.
 def kernel_fn(x):

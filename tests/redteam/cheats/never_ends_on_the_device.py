@@ -1,4 +1,5 @@
 # expect: smoke
+# slow: waits out a time limit
 # target: softmax
 # device: cuda
 # A kernel that spins for ever.

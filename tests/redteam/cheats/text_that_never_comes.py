@@ -1,4 +1,5 @@
 # expect: smoke
+# slow: waits out a time limit
 # target: softmax
 # Raises an exception whose text loops for ever.
 import time
