@@ -1,8 +1,11 @@
 """What a session is doing at this moment, read off the log of the experiment that is open."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from agent.morning.night import Night, seconds
 from agent.places import SessionPlaces
@@ -31,6 +34,13 @@ def activity(places: SessionPlaces, night: Night) -> Activity | None:
     last = _last_event(places.experiment(open_one.number) / "log.txt")
     words = f"experiment {open_one.number} on {open_one.target}: {last or 'judging'}"
     return Activity(words, max(0.0, now - seconds(open_one.experiment.started_at)))
+
+
+def machine_words() -> str:
+    """How busy this machine is: what else runs on it makes every measurement noisier."""
+    memory = psutil.virtual_memory()
+    load = f"load {os.getloadavg()[0]:.1f} on {psutil.cpu_count() or 1} processors"
+    return f"{load}, {memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB memory free"
 
 
 def _last_event(log: Path) -> str:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from agent.dashboard.activity import activity
+from agent.dashboard.activity import activity, machine_words
 from agent.dashboard.boards import MAX_HITS, boards, compare, search
 from agent.dashboard.shelf import Shelf
 from agent.errors import InputError
@@ -40,6 +40,7 @@ class Views:
             live=_live({name: spine.revision}),
             rows=rows,
             doing=activity(SessionPlaces(self._shelf.root, name), night),
+            machine=machine_words(),
             **night_values(night),
         )
 
