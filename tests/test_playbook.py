@@ -74,9 +74,8 @@ def test_structures_come_before_sweeps_and_every_idea_comes_once():
 def test_sweeps_stop_after_a_few_steps_without_a_win():
     attempts, _ = play(add_rmsnorm(), lambda _: (50.0,))
     swept = [one.tactic.partition(":")[0] for one in attempts if one.tactic.startswith("sweep ")]
-    assert {structure: swept.count(structure) for structure in swept} == {
-        "sweep fuse cpp": PATIENCE, "sweep known cpp add_rmsnorm": PATIENCE
-    }  # fmt: skip
+    assert set(swept) == {"sweep fuse cpp", "sweep known cpp add_rmsnorm"}
+    assert all(3 <= swept.count(structure) <= PATIENCE for structure in set(swept))
 
 
 def test_a_won_sweep_step_is_the_next_base():

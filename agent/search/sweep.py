@@ -1,8 +1,8 @@
 """The next setting of a kernel's TUNABLES to try: near the best one, by what each choice has cost so far.
 
-A kernel's grid is small and a trial costs seconds, so a sweep has ten tries, not a thousand. At that budget this additive
-model found slightly better settings than Optuna's tree-structured Parzen estimator, and clearly better ones than one
-change at a time (benchmarks/RESULTS.md, "Sweeps"): so there is no optimiser package here.
+A kernel's grid is small and a trial costs seconds, so a sweep has ten tries, not a thousand. At that budget this
+additive model found slightly better settings than Optuna's tree-structured Parzen estimator, and clearly better ones
+than one change at a time (benchmarks/RESULTS.md, "Sweeps"): so there is no optimiser package here.
 """
 
 import math
