@@ -38,6 +38,15 @@ def owners_of(graph: CapturedGraph) -> dict[str, Owner]:
     return owned
 
 
+def reasons_of(graph: CapturedGraph) -> dict[str, str]:
+    """Every node name of a graph that is in no region, and why: "dropout: it draws random numbers"."""
+    return {
+        node.name: f"{getattr(node.target, '__name__', node.target)}: {left.reason}"
+        for left in graph.left_out
+        for node in left.nodes
+    }
+
+
 def shares_of(statement: Statement, owned: Mapping[str, Owner]) -> list[tuple[Region, float]]:
     """The regions of a statement with their parts, which sum to one; empty when no region owns any of its names."""
     named = [owned[name] for name in statement.names if name in owned]

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from harness import device, marks, targets
-from harness.attribution import owners_of, shares_of
+from harness.attribution import owners_of, reasons_of, shares_of
 from harness.capture import Capture, capture
+from harness.example_inputs import InputSet
 from harness.instrument import Instrumented, MeasurementError, compile_instrumented, instrumenting
 from harness.loading import LoadedModel, load_model
 from harness.marks import Marking
@@ -26,11 +27,13 @@ from harness.records import ProfileReport, ProfileRequest, Target
 from harness.roofline import floor_us
 from harness.rpc import EventSink
 from harness.targets import Draft
+from harness.weighing import Samples, Weighed, merged
 
 PRODUCT_KINDS = frozenset({"linear", "matmul", "conv", "attention"})
 CPU_BUDGET_S = 5.0
 MIN_ROUNDS, MAX_ROUNDS = 3, 60
 LAUNCH_BOUND_FACTOR = 2.0
+NAMED_SHARE = 0.002  # smaller parts of what no target holds are not named
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Bill:
 
     regions: dict[int, float] = field(default_factory=dict)
     unowned: float = 0.0
+    left_out: dict[str, float] = field(default_factory=dict)  # parts of `unowned` whose reason is known
     notes: list[str] = field(default_factory=list)
 
     def total(self) -> float:
@@ -50,6 +54,20 @@ def profile(request: ProfileRequest, emit: EventSink) -> ProfileReport:
     """Profile a model and write its targets below the request's folder. Raises InputError for what cannot be used."""
     emit("progress", {"message": "loading the model"})
     loaded = load_model(request.model)
+    sets = [one for one in loaded.input_sets if one.weight > 0] or [InputSet(loaded.args, loaded.kwargs)]
+    weighed = []
+    for one in sets:
+        if len(sets) > 1:
+            emit("progress", {"message": f"inputs {one.name}, weight {one.weight:g}"})
+        report, samples = _profile_set(replace(loaded, args=one.args, kwargs=dict(one.kwargs)), emit)
+        weighed.append(Weighed(one.name, one.weight, report, samples))
+    report, samples = merged(weighed) if len(weighed) > 1 else (weighed[0].report, weighed[0].samples)
+    targets.save(Path(request.folder), report, samples)
+    return report
+
+
+def _profile_set(loaded: LoadedModel, emit: EventSink) -> tuple[ProfileReport, Samples]:
+    """The profile of one set of inputs."""
     emit("progress", {"message": "capturing its graphs"})
     found = capture(loaded)
     drafts = targets.draft_targets(found)
@@ -61,10 +79,7 @@ def profile(request: ProfileRequest, emit: EventSink) -> ProfileReport:
         bill = bill_of(found, measured)
     except MeasurementError as error:
         measured, bill = measure_regions(loaded, drafts, str(error))
-    peaks = device.peaks(loaded.device)
-    report, samples = assemble(loaded, found, drafts, measured, bill, peaks)
-    targets.save(Path(request.folder), report, samples)
-    return report
+    return assemble(loaded, found, drafts, measured, bill, device.peaks(loaded.device))
 
 
 def measure(loaded: LoadedModel) -> Measured:
@@ -169,6 +184,7 @@ def bill_of(found: Capture, measured: Measured) -> Bill:
     bill = Bill()
     same = len(found.graphs) == len(measured.graphs)
     owners = [owners_of(graph) for graph in found.graphs]
+    reasons = [reasons_of(graph) for graph in found.graphs]
     for number, graph in enumerate(found.graphs):
         if not same or measured.graphs[number] != graph.names:
             bill.notes.append(f"graph {number} compiled to other nodes than captured: its time is not attributed")
@@ -179,6 +195,10 @@ def bill_of(found: Capture, measured: Measured) -> Bill:
         parts = shares_of(statement, owners[statement.graph]) if known else []
         if not parts:
             bill.unowned += spent
+            why = reasons[statement.graph] if known else {}
+            reason = next((why[name] for name in reversed(statement.names) if name in why), "")
+            if reason:
+                bill.left_out[reason] = bill.left_out.get(reason, 0.0) + spent
         if len(parts) > 1:
             shared += spent
         for region, part in parts:
@@ -205,6 +225,11 @@ def assemble(
     ranked: list[Target] = []
     samples: dict[str, list[tuple[torch.Tensor, ...]]] = {}
     uncaptured = bill.unowned
+    notes += [
+        f"{spent / total_us:.1%} of the time is in no target: {reason}"
+        for reason, spent in sorted(bill.left_out.items(), key=lambda item: -item[1])
+        if spent > NAMED_SHARE * total_us
+    ]
     for draft in drafts:
         spent = sum(bill.regions.get(id(region), 0.0) for _, region in draft.sites)
         if draft.mismatch:
