@@ -339,8 +339,8 @@ def _explanations(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield (
         "Shares are of the time of light operations; smaller parts than 0.5% are left out. Constant tables are masks, "
-        "positions and slopes made from sizes alone: with 64 channels and 128 places they weigh far more than in a model "
-        "of a real size."
+        "positions and slopes made from sizes alone: with 64 channels and 128 places they weigh far more than in a "
+        "model of a real size."
     )
     yield ""
     for row in rows:
