@@ -1,4 +1,4 @@
-# expect: static_output or stability
+# expect: static_output or stability or stale_output
 # target: softmax
 # Memoised by address, shape and version.
 import torch
