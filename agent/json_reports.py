@@ -1,5 +1,6 @@
 """The JSON that `--json` prints: exactly the keys of the contracts, from the records."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from harness import wire
@@ -9,7 +10,10 @@ VERIFY_MODES = ("overnight", "eager", "eager_graph", "compile", "reduce_overhead
 
 
 def profile_json(report: ProfileReport) -> dict[str, Any]:
-    """`overnight profile --json`. Shares are fractions of `total_ms`; times are µs per call."""
+    """`overnight profile --json`. Shares are fractions of `total_ms`; times are µs per call.
+
+    `targets` is the disjoint cover: its shares sum to 1 at most. Fusions are nested under the first of their members.
+    """
     return {
         "model": report.model,
         "device": report.device,
@@ -17,11 +21,21 @@ def profile_json(report: ProfileReport) -> dict[str, Any]:
         "mode": report.mode,
         "total_ms": report.total_ms,
         "idle_share": report.idle_share,
-        "targets": [_target(target) for target in report.targets],
+        "targets": _nested(report.targets),
         "uncaptured_share": report.uncaptured_share,
         "peaks": dict(report.peaks),
         "notes": list(report.notes),
     }
+
+
+def _nested(targets: Sequence[Target]) -> list[dict[str, Any]]:
+    cover = [{**_target(target), "fusions": list[Any]()} for target in targets if not target.members]
+    by_id = {target["id"]: target for target in cover}
+    for fusion in (target for target in targets if target.members):
+        home = next((by_id[member] for member in fusion.members if member in by_id), None)
+        if home is not None:
+            home["fusions"].append(_target(fusion))
+    return cover
 
 
 def _target(target: Target) -> dict[str, Any]:

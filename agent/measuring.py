@@ -7,9 +7,9 @@ from dataclasses import replace
 from agent.executors.base import Job
 from agent.journal import Journal
 from agent.places import SessionPlaces
-from agent.policy import best_disjoint
 from agent.ranking import gained
 from agent.records import Candidate, Experiment, ExperimentState, RowStatus
+from agent.selection import best_disjoint
 from agent.session import Session, read_options, still_valid
 from agent.verbs import Harness
 from harness.records import (

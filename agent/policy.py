@@ -2,12 +2,11 @@
 
 import ast
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import combinations
 
 from agent.records import Candidate, Experiment, RowStatus
-from harness.records import ModeMeasurement, Status, Target, Verdict, VerifyReport
+from harness.records import ModeMeasurement, Status, Verdict, VerifyReport
 
 ROW_OF_VERDICT = {
     Status.KEEP: RowStatus.KEEP,
@@ -20,7 +19,6 @@ ROW_OF_VERDICT = {
 }
 ISOLATED_ONLY = "isolated only"
 DEVICE_LOST = "the device was lost"
-EXHAUSTIVE_LIMIT = 14
 
 
 def row_status(verdict: Verdict) -> RowStatus:
@@ -84,38 +82,6 @@ def _median(report: VerifyReport, name: str) -> float | None:
 def model_ms(report: VerifyReport) -> float | None:
     """The model's median with what is kept, milliseconds."""
     return _median(report, "overnight")
-
-
-def best_disjoint(targets: Sequence[Target], saved_ms: Mapping[str, float]) -> frozenset[str]:
-    """Which kept targets to apply: no two cover the same site, most time saved; ties go to the first listed."""
-    names = [target.id for target in targets if target.id in saved_ms]
-    covers = {target.id: frozenset(target.members or (target.id,)) for target in targets}
-    groups = _overlapping(names, covers)
-    return frozenset(name for group in groups for name in _best(group, covers, saved_ms))
-
-
-def _overlapping(names: Sequence[str], covers: Mapping[str, frozenset[str]]) -> list[list[str]]:
-    groups: list[list[str]] = []
-    for name in names:
-        touching = [group for group in groups if any(covers[name] & covers[other] for other in group)]
-        groups = [group for group in groups if group not in touching]
-        groups.append([*(other for group in touching for other in group), name])
-    return groups
-
-
-def _best(group: Sequence[str], covers: Mapping[str, frozenset[str]], saved_ms: Mapping[str, float]) -> tuple[str, ...]:
-    ranked = sorted(group, key=lambda name: -saved_ms[name])[:EXHAUSTIVE_LIMIT]
-    best: tuple[str, ...] = ()
-    for size in range(1, len(ranked) + 1):
-        for chosen in combinations(ranked, size):
-            covered = [site for name in chosen for site in covers[name]]
-            if len(covered) == len(set(covered)) and _sum(chosen, saved_ms) > _sum(best, saved_ms):
-                best = chosen
-    return best
-
-
-def _sum(names: Iterable[str], saved_ms: Mapping[str, float]) -> float:
-    return sum(saved_ms[name] for name in names)
 
 
 def _is_text(node: ast.stmt) -> bool:

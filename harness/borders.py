@@ -23,10 +23,10 @@ class Borders:
     outputs: tuple[Node, ...]
 
 
-def settle_borders(graph: Graph, flow: Flow, group: Group) -> Borders | None:
+def settle_borders(graph: Graph, flow: Flow, group: Group, *, may_copy: bool = True) -> Borders | None:
     """The region of a group, views included; None when it cannot be one (a tuple leaves it, or nothing does).
 
-    Duplicates in `graph` the views that are needed inside and read outside as well.
+    Duplicates in `graph` the views that are needed inside and read outside as well; None instead, unless `may_copy`.
     """
     views = _inner_views(flow, group)
     outputs: list[Node] = []
@@ -40,6 +40,8 @@ def settle_borders(graph: Graph, flow: Flow, group: Group) -> Borders | None:
     if not outputs:
         return None
     kept = set(outputs)
+    if not may_copy and _shared(group.nodes, views, kept):
+        return None
     members = _separate(graph, flow, group.nodes, views, kept)
     return Borders(frozenset(members), tuple(outputs))
 
@@ -190,14 +192,7 @@ def _only_view(node: Node, flow: Flow) -> Node | None:
 def _separate(graph: Graph, flow: Flow, nodes: set[Node], views: set[Node], outputs: set[Node]) -> set[Node]:
     """Give the region copies of its views that others read too; returns the region's members."""
     inside = nodes | views
-    shared: set[Node] = set()
-    pending = [view for view in views - outputs if any(user not in inside for user in view.users)]
-    while pending:
-        view = pending.pop()
-        if view in shared:
-            continue
-        shared.add(view)
-        pending.extend(source for source in view.all_input_nodes if source in views and source not in outputs)
+    shared = _shared(nodes, views, outputs)
     copies: dict[Node, Node] = {}
     for view in sorted(shared, key=lambda node: flow.position[node]):
         with graph.inserting_after(view):
@@ -207,6 +202,20 @@ def _separate(graph: Graph, flow: Flow, nodes: set[Node], views: set[Node], outp
         for user in [user for user in view.users if user in inside and user not in shared]:
             user.replace_input_with(view, copy)
     return nodes | (views - shared) | set(copies.values())
+
+
+def _shared(nodes: set[Node], views: set[Node], outputs: set[Node]) -> set[Node]:
+    """The views of a region that others read too."""
+    inside = nodes | views
+    shared: set[Node] = set()
+    pending = [view for view in views - outputs if any(user not in inside for user in view.users)]
+    while pending:
+        view = pending.pop()
+        if view in shared:
+            continue
+        shared.add(view)
+        pending.extend(source for source in view.all_input_nodes if source in views and source not in outputs)
+    return shared
 
 
 def _copy_facts(facts: GraphFacts, old: Node, new: Node) -> None:

@@ -32,6 +32,7 @@ class CapturedGraph:
     facts: GraphFacts
     names: tuple[str, ...]  # of all nodes, as Dynamo gave them
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    fusions: list[Region] = field(default_factory=list)  # of its regions
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _trace(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
         names = tuple(node.name for node in module.graph.nodes)
         own = copy_of(module)
         found = survey(own)
-        captured = CapturedGraph(own, found.regions, found.left_out, found.facts, names)
+        captured = CapturedGraph(own, found.regions, found.left_out, found.facts, names, fusions=found.fusions)
         own.recompile()
         graphs.append(captured)
         zeros = None if compute else _zero_maker(module.graph)

@@ -88,6 +88,9 @@ TITLES = {
     "other": "other",
 }
 
+FUSED = "fused_"
+SIMPLE = ("linear", "matmul", "conv")  # what a fusion of two may start with to be named by both
+
 
 def kind_of(graph: Sequence[OpNode], family: Family, aten: Sequence[str] = ()) -> str:
     """The kind of a region. `aten` names the aten operators of a heavy one."""
@@ -106,6 +109,27 @@ def kind_of(graph: Sequence[OpNode], family: Family, aten: Sequence[str] = ()) -
     if found <= {"add"} and len(ops) == 1:
         return "add"
     return "reduction" if found & REDUCTIONS else "pointwise"
+
+
+def fusion_kind(members: Sequence[str]) -> str:
+    """The kind of a fusion from those of its regions in order: `linear_gelu`, `rmsnorm_linear`, `gated_mlp`."""
+    if list(members[:2]) == ["linear", "linear"] and list(members[2:]) in (
+        ["silu_mul", "linear"],
+        ["gelu_mul", "linear"],
+    ):
+        return "gated_mlp" if members[2] == "silu_mul" else "gated_mlp_gelu"
+    steps = [kind for index, kind in enumerate(members) if index == 0 or members[index - 1] != kind]
+    return FUSED + "__".join(steps) if len(steps) > 2 or steps[0] not in SIMPLE else "_".join(steps)
+
+
+def fusion_title(kind: str) -> str:
+    """A fusion's kind for people."""
+    if kind.startswith("gated_mlp"):
+        return "gated MLP"
+    if kind.startswith(FUSED):
+        return " + ".join(TITLES[step] for step in kind.removeprefix(FUSED).split("__"))
+    first = next(step for step in SIMPLE if kind.startswith(f"{step}_"))
+    return f"{TITLES[first]} + {TITLES[kind.removeprefix(first + '_')]}"
 
 
 def _heavy_kind(graph: Sequence[OpNode], aten: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from harness.errors import InputError
 from harness.kernel_op import TORCH_FAILURES, Kernel, KernelOp, load_reference, read_kernel
 from harness.loading import LoadedModel, load_model
 from harness.records import VerifyRequest, WrittenModel
-from harness.regions import find_regions, match
+from harness.regions import find_replaceable, match
 from harness.splice import SiteLog, Splicer
 
 TRAIN_SENSITIVE = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "Dropout", "AlphaDropout", "FeatureAlphaDropout")
@@ -169,7 +169,7 @@ def _traced(loaded: LoadedModel, ops: Sequence[KernelOp]) -> tuple[_Seen, Any]:
 
     def backend(module: GraphModule, _examples: list[Any]) -> Callable[..., Any]:
         own = copy_of(module)
-        splicer = Splicer(list(ops), find_regions, match)
+        splicer = Splicer(list(ops), find_replaceable, match)
         splicer(own.graph)
         seen = _Seen(own, splicer.log)
         graphs.append(seen)

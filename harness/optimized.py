@@ -16,7 +16,7 @@ from harness.generation import METHODS, stand_in
 from harness.graph_backend import Backend, Start, learnt, plain_arguments
 from harness.kernel_op import Kernel, build_op
 from harness.outer_compile import Scope
-from harness.regions import find_regions
+from harness.regions import find_replaceable
 from harness.regions import match as match_region
 from harness.splice import Finder, Matcher, SiteLog, Splicer
 
@@ -204,7 +204,7 @@ def optimize(
     dynamic: bool | None = None,
     inductor: Mapping[str, Any] | None = None,
     under_compile: bool = True,
-    find: Finder = find_regions,
+    find: Finder = find_replaceable,
     match: Matcher = match_region,
 ) -> Optimized:
     """The model with `kernels` in it.

@@ -5,7 +5,7 @@ unrelated nodes never meet. Time is near linear: a join is checked by a backward
 of the groups concerned.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -26,6 +26,7 @@ class Family(StrEnum):
     HEAVY = "heavy"
     ATTENTION = "attention"
     LIGHT = "light"
+    FUSION = "fusion"  # of whole regions, beside the disjoint cover (harness/fusions.py)
 
 
 @dataclass(eq=False)
@@ -207,7 +208,20 @@ def _merged(first: Group, second: Group) -> Group:
     )
 
 
-def _is_convex(first: Group, second: Group, owner: dict[Node, Group], flow: Flow) -> bool:
+def joined(parts: Sequence[Group], owner: Mapping[Node, Group], flow: Flow) -> Group | None:
+    """The groups as one; None where that would not be convex, every other group counting as one node."""
+    if len({part.context for part in parts}) != 1:
+        return None
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = _merged(whole, part)
+    whole.family = Family.FUSION
+    inside = {id(part) for part in parts}
+    others = {node: group for node, group in owner.items() if id(group) not in inside}
+    return whole if _is_convex(whole, whole, others, flow) else None
+
+
+def _is_convex(first: Group, second: Group, owner: Mapping[Node, Group], flow: Flow) -> bool:
     """Whether no path leaves the union and comes back, every other group counting as one node."""
     union = first.nodes | second.nodes
     floor = min(first.first, second.first)

@@ -71,7 +71,8 @@ def _profile_set(loaded: LoadedModel, emit: EventSink) -> tuple[ProfileReport, S
     emit("progress", {"message": "capturing its graphs"})
     found = capture(loaded)
     drafts = targets.draft_targets(found)
-    emit("progress", {"message": f"{len(drafts)} different regions; running them on the captured inputs"})
+    drafts += targets.draft_fusions(found, drafts)
+    emit("progress", {"message": f"{len(drafts)} different regions and fusions; running them on the captured inputs"})
     targets.observe(found, drafts)
     emit("progress", {"message": "compiling and measuring the model"})
     try:
@@ -151,7 +152,7 @@ def measure_regions(loaded: LoadedModel, drafts: Sequence[Draft], reason: str) -
     with torch.no_grad():
         total_us = 1e6 * lower_quartile(_seconds(lambda: compiled(*loaded.args, **loaded.kwargs), loaded.device))
         for draft in drafts:
-            if draft.samples and not draft.mismatch:
+            if draft.samples and not draft.mismatch and not draft.members:
                 spent = 1e6 * lower_quartile(_seconds(_reference_call(draft, loaded.device), loaded.device))
                 bill.regions.update({id(region): spent for _, region in draft.sites})
     scale = min(1.0, total_us / bill.total()) if bill.total() else 1.0
@@ -231,10 +232,10 @@ def assemble(
         if spent > NAMED_SHARE * total_us
     ]
     for draft in drafts:
-        spent = sum(bill.regions.get(id(region), 0.0) for _, region in draft.sites)
+        spent = sum(bill.regions.get(id(part), 0.0) for _, region in draft.sites for part in region.parts or (region,))
         if draft.mismatch:
             notes.append(f"{draft.id} is not offered: {draft.mismatch}")
-            uncaptured += spent
+            uncaptured += 0.0 if draft.members else spent
             continue
         ranked.append(_timed(targets.finish(draft, calls), spent, total_us, peaks))
         samples[draft.id] = draft.samples
@@ -262,7 +263,9 @@ def _idle_share(bill: Bill, total_us: float) -> float:
 def _timed(target: Target, spent_us: float, total_us: float, peaks: Mapping[str, float]) -> Target:
     """The target with its time per call, share, floor and launch mark."""
     dtype = target.outputs[0].dtype
-    floor = floor_us(target.flops, target.bytes, dtype, peaks, product=target.kind in PRODUCT_KINDS)
+    floor = floor_us(
+        target.flops, target.bytes, dtype, peaks, product=target.kind in PRODUCT_KINDS or bool(target.members)
+    )
     per_call = spent_us / len(target.call_sites)
     launch = peaks.get("launch_us", 0.0)
     return replace(

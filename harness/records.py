@@ -162,7 +162,7 @@ class Target:
     floor_us: float = 0.0
     share: float = 0.0
     launch_bound: bool = False
-    members: tuple[str, ...] = ()  # ids of the targets a fusion covers; empty for the disjoint cover itself
+    members: tuple[str, ...] = ()  # of a fusion: the target of each region it is made of; empty for the disjoint cover
     precision: str = ""  # effective: "tf32", "bf16 reduced-precision reductions", ... empty: plain
 
     def model_gain(self) -> float:

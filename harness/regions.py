@@ -25,7 +25,7 @@ Does not protect against a custom operator whose schema hides a mutation.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,7 @@ from torch.fx import Graph, GraphModule, Node
 from harness.borders import settle_borders
 from harness.facts import GraphFacts, graph_facts, switches_context, tensors_of
 from harness.functional_form import write_out_of_place
+from harness.fusions import fusion_groups
 from harness.partition import Family, Flow, Group, groups_of, why_left_out
 from harness.patterns import Pattern, canonical_order, pattern_text, raw_pattern, unify
 from harness.records import Target
@@ -51,6 +52,7 @@ class Region:
     outputs: tuple[Node, ...]
     family: Family
     facts: GraphFacts = field(repr=False)
+    parts: tuple["Region", ...] = ()  # the regions of the disjoint cover that a fusion is made of
 
     @cached_property
     def pattern(self) -> Pattern:
@@ -83,6 +85,7 @@ class Survey:
     regions: list[Region]
     left_out: list[LeftOut]
     facts: GraphFacts = field(repr=False)
+    fusions: list[Region] = field(default_factory=list)  # of those regions, overlapping each other
 
 
 def find_regions(gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> list[Region]:
@@ -92,6 +95,12 @@ def find_regions(gm: GraphModule, example_inputs: Sequence[Any] | None = None) -
     naming such a placeholder. Changes `gm` no more than said above.
     """
     return survey(gm, example_inputs).regions
+
+
+def find_replaceable(gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> list[Region]:
+    """What a kernel may stand for: the fusions and then the disjoint regions; otherwise as `find_regions`."""
+    found = survey(gm, example_inputs)
+    return [*found.fusions, *found.regions]
 
 
 def survey(gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> Survey:
@@ -105,14 +114,29 @@ def survey(gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> Surv
         if computes(node, flow) and (reason := why_left_out(node, facts))
     ]
     regions: list[Region] = []
+    whole: dict[int, Region] = {}
     for group in groups:
         found = _region(gm, flow, group)
         if isinstance(found, Region):
             regions.append(found)
+            whole[id(group)] = found
         else:
             left_out.append(LeftOut(tuple(sorted(group.nodes, key=lambda node: flow.position[node])), found))
     regions.sort(key=lambda region: min(flow.position.get(node, 0) for node in region.outputs))
-    return Survey(regions, left_out, facts)
+    return Survey(regions, left_out, facts, _fusions(gm, groups, whole, facts))
+
+
+def _fusions(
+    gm: GraphModule, groups: Sequence[Group], regions: Mapping[int, Region], facts: GraphFacts
+) -> list[Region]:
+    """Regions made of several, found on the graph as it is now, and changing nothing in it."""
+    flow = Flow(gm.graph, facts)  # anew: views may have been duplicated
+    found = []
+    for group, parts in fusion_groups(flow, [group for group in groups if id(group) in regions]):
+        region = _region(gm, flow, group, may_copy=False)
+        if isinstance(region, Region):
+            found.append(replace(region, parts=tuple(regions[id(part)] for part in parts)))
+    return found
 
 
 def _facts_out_of_place(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphFacts:
@@ -144,9 +168,9 @@ def computes(node: Node, flow: Flow) -> bool:
     return node in flow.facts.mutators or bool(flow.facts.ops[node])
 
 
-def _region(gm: GraphModule, flow: Flow, group: Group) -> Region | str:
+def _region(gm: GraphModule, flow: Flow, group: Group, *, may_copy: bool = True) -> Region | str:
     """The region of a group, or why it cannot be one."""
-    borders = settle_borders(gm.graph, flow, group)
+    borders = settle_borders(gm.graph, flow, group, may_copy=may_copy)
     if borders is None:
         unread = not any(flow.users(node) for node in group.nodes)
         return "nothing reads its result" if unread else "a tuple of tensors leaves it whole"

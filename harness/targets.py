@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from harness import wire
 from harness.capture import Capture, CapturedGraph, Replay
-from harness.kinds import TITLES, kind_of
+from harness.kinds import TITLES, fusion_kind, fusion_title, kind_of
 from harness.partition import Family, is_parameter
 from harness.patterns import pattern_text
 from harness.records import CallSite, ProfileReport, Role, Target, TensorSpec, ValueStatistics
@@ -42,6 +42,7 @@ class Draft:
     values: dict[int, dict[int, ValueStatistics]] = field(default_factory=dict)  # site, input
     samples: list[tuple[torch.Tensor, ...]] = field(default_factory=list)
     mismatch: str = ""
+    members: tuple[str, ...] = ()  # of a fusion: the target of each region that it is made of
 
     @property
     def region(self) -> Region:
@@ -66,6 +67,28 @@ def draft_targets(found: Capture) -> list[Draft]:
     drafts = [_draft(sites, places[id(sites[0][1])], found, elsewhere) for sites in groups.values()]
     _name(drafts)
     return drafts
+
+
+def draft_fusions(found: Capture, drafts: Sequence[Draft]) -> list[Draft]:
+    """Fusions of equal structure made of the same targets, those of `draft_targets`."""
+    target_of = {id(region): draft.id for draft in drafts for _, region in draft.sites}
+    kinds = {draft.id: draft.kind for draft in drafts}
+    groups: dict[tuple[Any, ...], list[tuple[int, Region]]] = {}
+    places: dict[int, Place] = {}
+    elsewhere = [[by_place(graph.fusions) for graph in graphs] for graphs in found.others]
+    for number, graph in enumerate(found.graphs):
+        for place, region in by_place(graph.fusions).items():
+            members = tuple(target_of[id(part)] for part in region.parts)
+            places[id(region)] = place
+            key = (members, structural_key(region), *(_key_at(other[number], place) for other in elsewhere))
+            groups.setdefault(key, []).append((number, region))
+    fusions = []
+    for (members, *_), sites in groups.items():
+        draft = _draft(sites, places[id(sites[0][1])], found, elsewhere)
+        draft.members, draft.kind = members, fusion_kind([kinds[member] for member in members])
+        fusions.append(draft)
+    _name(fusions)
+    return fusions
 
 
 def by_place(regions: Sequence[Region]) -> dict[Place, Region]:
@@ -310,6 +333,7 @@ def finish(draft: Draft, calls: Mapping[int, int]) -> Target:
         flops=region_flops(region),
         bytes=region_bytes(region),
         precision=_precision(draft),
+        members=draft.members,
     )
 
 
@@ -330,6 +354,8 @@ def source_of(region: Region) -> str:
 
 
 def _title(draft: Draft) -> str:
+    if draft.members:
+        return fusion_title(draft.kind)
     title = TITLES[draft.kind]
     if draft.kind in ("rmsnorm", "layernorm", "groupnorm"):
         names = {module_of(region.nodes)[1] for _, region in draft.sites}

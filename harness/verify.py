@@ -4,6 +4,7 @@ Outputs are compared with the eager model (`harness.soundness`); all modes are t
 (`harness.latency`). Intervals do not cover what differs between processes.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -200,8 +201,11 @@ def _count_sites(ours: Optimized, subject: ModelCall, kernels: Sequence[Kernel])
         ours(*args, **kwargs)
     applied = {target: count - before[target] for target, count in ours.calls().items()}
     fallback = {}
+    covered = Counter[str]()  # sites at which a fusion does a member's work are no fallbacks
     for target in (kernel.target for kernel in kernels):
-        unreached = len(target.call_sites) - applied.get(target.id, 0)
+        covered.update({name: times * applied.get(target.id, 0) for name, times in Counter(target.members).items()})
+    for target in (kernel.target for kernel in kernels):
+        unreached = len(target.call_sites) - applied.get(target.id, 0) - covered[target.id]
         fallback[target.id] = max(ours.sites.fallback.get(target.id, 0), unreached, 0)
     return Sites(applied, fallback, tuple(ours.sites.reasons))
 

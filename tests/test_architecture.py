@@ -10,7 +10,18 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH_FREE_HARNESS = {"records", "errors", "wire", "rpc"}
 AGENT_LAYERS = (
     {"errors", "records", "stopping", "machine"},
-    {"budget", "kernelbench", "ranking", "policy", "results", "config", "model_spec", "fingerprint", "json_reports"}
+    {
+        "budget",
+        "kernelbench",
+        "selection",
+        "ranking",
+        "policy",
+        "results",
+        "config",
+        "model_spec",
+        "fingerprint",
+        "json_reports",
+    }
     | {"visible", "devices", "search", "llm_settings"},
     {"harness_client", "repository", "journal", "lock", "places", "verbs", "doctor", "tables", "progress", "proposers"}
     | {"lease", "executors", "redteam"}

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests_support import target, verdict
+from tests_support import verdict
 from workspaces import drive, git, kernel, make_workspace, record, rows, start
 
 from agent import policy, ranking
@@ -89,14 +89,6 @@ def test_a_keep_whose_effect_on_the_model_was_not_timed_goes():
 def test_a_kernel_never_reached_or_one_that_changes_outputs_goes():
     assert "no call site" in policy.isolated_only("a", report(1.1, applied=0))
     assert "outputs differ" in policy.isolated_only("a", report(1.1, outputs_ok=False))
-
-
-def test_the_best_disjoint_choice_weighs_a_fusion_against_what_it_covers():
-    targets = [target("a", 0.3), target("b", 0.3), target("ab", 0.6, members=("a", "b")), target("c", 0.1)]
-    assert policy.best_disjoint(targets, {"a": 1.0, "b": 1.0, "ab": 1.5, "c": 0.1}) == {"a", "b", "c"}
-    assert policy.best_disjoint(targets, {"a": 1.0, "b": 1.0, "ab": 2.5}) == {"ab"}
-    assert policy.best_disjoint(targets, {"a": 1.0, "ab": 1.5}) == {"ab"}
-    assert policy.best_disjoint(targets, {}) == frozenset()
 
 
 # Budget

@@ -241,6 +241,33 @@ def _is_boolean(target: Target, name: str) -> bool:
     return dtypes.get(name) == "bool"
 
 
+def _linear_gelu(target: Target, source: str) -> Body | None:
+    del source
+    linears = [node for node in target.graph if node.op == "linear"]
+    if len(linears) != 1 or len(target.outputs) != 1 or len(_activations(target)) != 1 or linears[0].kwargs:
+        return None
+    written_out = any(node.op == "tanh" or "tanh" in str(node.kwargs) for node in target.graph)
+    bias = linears[0].args[2] if len(linears[0].args) > 2 else "None"
+    arguments = ", ".join([*linears[0].args[:2], bias, '"tanh"' if written_out else '"none"'])
+    names = {spec.name for spec in target.inputs} | {"None"}
+    return [f"return {CORE}({arguments})"] if {*linears[0].args[:2], bias} <= names else None
+
+
+def _gated_mlp(target: Target, source: str) -> Body | None:
+    """x, gate, up and down, told apart by which product the SiLU reads and which one comes last."""
+    del source
+    linears = {node.name: node for node in target.graph if node.op == "linear"}
+    silu = next((node for node in target.graph if node.op == "silu"), None)
+    plain = all(node.args[2:] in ((), ("None",)) and not node.kwargs for node in linears.values())
+    if len(linears) != 3 or silu is None or silu.args[0] not in linears or not plain or len(target.outputs) != 1:
+        return None
+    gate, (*_, down) = linears[silu.args[0]], linears.values()
+    ups = [node for node in linears.values() if node is not gate and node is not down]
+    if len(ups) != 1 or ups[0].args[0] != gate.args[0]:
+        return None
+    return [f"return {CORE}({gate.args[0]}, {gate.args[1]}, {ups[0].args[1]}, {down.args[1]})"]
+
+
 ADAPTERS: Mapping[str, Callable[[Target, str], Body | None]] = {
     "rmsnorm": lambda target, source: _norm(target, source, bias=False),
     "layernorm": lambda target, source: _norm(target, source, bias=True),
@@ -254,9 +281,12 @@ ADAPTERS: Mapping[str, Callable[[Target, str], Body | None]] = {
     "groupnorm": _groupnorm,
     "cross_entropy": _cross_entropy,
     "flash_attention": _attention,
+    "linear_gelu": _linear_gelu,
+    "fused_mlp": _gated_mlp,
 }
 OPERATIONS: Mapping[str, str] = {
     **{name: name for name in ADAPTERS},
     "groupnorm_silu": "groupnorm",
     "attention": "flash_attention",
+    "gated_mlp": "fused_mlp",
 }
