@@ -21,7 +21,12 @@ SETTINGS = """\
 """
 
 
-def init() -> None:
+def init(
+    *,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Also make a user unit that resumes sessions of this workspace.")
+    ] = False,
+) -> None:
     """Make the few files that Overnight reads here: program.md, overnight.yaml, results.tsv."""
     from agent.harness_client import PACKAGE_ROOT
     from agent.repository import checkout_root
@@ -39,6 +44,12 @@ def init() -> None:
         if not exists:
             (root / name).write_text(text, encoding="utf-8")
         print(f"{name}: {'is there already' if exists else 'made'}")
+    if systemd:
+        from agent.unit import unit_advice, write_unit
+
+        path, changed = write_unit(root)
+        print(f"{path}: {'made' if changed else 'is there already'}")
+        print("\n".join(unit_advice(root)))
 
 
 def doctor(*, as_json: Json = False) -> None:

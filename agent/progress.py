@@ -3,6 +3,8 @@
 Where nobody is looking (a pipe, a log), only the lines, at once and without colour.
 """
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 WIDTH = 140
+NOBODY_READS = {errno.EPIPE, errno.EIO}
 STYLES = {"keep": "bold green", "incorrect": "red", "cheat": "bold red", "crash": "red", "environment": "yellow"}
 WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "progress": lambda body: str(body.get("message", "")),
@@ -31,6 +34,7 @@ class Progress:
         from rich.console import Console
 
         interactive = sys.stdout.isatty()
+        self._gone = False
         self.console: Console = Console() if interactive else Console(width=WIDTH, color_system=None)
         self._status: Status | None = self.console.status("starting", spinner="dots") if interactive else None
 
@@ -45,10 +49,26 @@ class Progress:
 
     def say(self, line: str) -> None:
         """One line that stays."""
+        if self._gone:
+            return
         words = line.split()
         style = STYLES.get(words[1]) if len(words) > 1 and words[0].isdigit() else None
-        self.console.print(visible(line), style=style, highlight=False, markup=False, soft_wrap=True)
-        sys.stdout.flush()
+        try:
+            self.console.print(visible(line), style=style, highlight=False, markup=False, soft_wrap=True)
+            sys.stdout.flush()
+        except SystemExit:  # rich's own answer to a broken pipe
+            self._leave()
+        except OSError as error:
+            if error.errno not in NOBODY_READS:
+                raise
+            self._leave()
+
+    def _leave(self) -> None:
+        """The terminal, or the reader of a pipe, is gone: the night is worth more than its lines."""
+        self._gone, self._status = True, None
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
     def event(self, name: str, body: Mapping[str, Any]) -> None:
         """What a harness process says of itself, on the moving line."""

@@ -2,11 +2,16 @@
 
 import os
 import random
+import shutil
 import signal
 import time
+from contextlib import closing
 
 import pytest
 from workspaces import drive, git, kernel, make_workspace, rows, start, state_of
+
+from agent.journal import Journal
+from agent.records import RowStatus
 
 RECORDINGS = {
     "0001_rmsnorm_a__first.py": kernel("keep 1.5", name="a"),
@@ -122,18 +127,70 @@ def test_two_kills_in_a_row_mark_two_experiments_and_lose_none(workspace):
     assert_whole(workspace, before, 2)
 
 
-@pytest.mark.slow
-def test_kills_at_random_moments_end_in_the_same_night(workspace):
-    before = state_of(workspace)
-    draw = random.Random(20261130)
-    verb = "run"
-    for _ in range(25):
+TIMES = {"timestamp", "commit"}
+
+
+def essence(workspace):
+    """Rows, journal and branch without times, numbers and what was cut off: equal for equal nights."""
+    table = [row for row in rows(workspace) if row["status"] != "interrupted"]
+    with closing(Journal(workspace / ".overnight/night/journal.sqlite", read_only=True)) as journal:
+        told = [
+            (one.target, one.state, one.status, one.candidate, one.verdict, one.detail, one.model_ms, one.model_speedup)
+            for one in journal.experiments()
+            if one.status is not RowStatus.INTERRUPTED
+        ]
+    return {
+        "rows": [{name: cell for name, cell in row.items() if name not in {"experiment", *TIMES}} for row in table],
+        "journal": told,
+        "tree": git(workspace, "rev-parse", "overnight/night^{tree}"),
+        "commits": git(workspace, "log", "--format=%s", "overnight/night"),
+    }
+
+
+def cut_off_at_random(workspace, draw, kills, longest_s=1.6):
+    """Kill a run and its resumes at random instants; returns how often one was killed before its end."""
+    verb, killed = "run", 0
+    while killed < kills:
         process = start(workspace, verb)
-        time.sleep(draw.uniform(0.1, 1.6))
+        time.sleep(draw.uniform(0.05, longest_s))
+        finished = process.poll() is not None
         process.kill()
         process.wait(timeout=10)
         process.stdout.close()
-        verb = "resume" if (workspace / ".overnight/night/journal.sqlite").exists() else "run"
-    drive(workspace, verb)
-    interruptions = sum(row["status"] == "interrupted" for row in rows(workspace))
-    assert_whole(workspace, before, interruptions)
+        if finished:
+            break
+        killed += 1
+        verb = "resume" if has_session(workspace) else "run"
+    drive(workspace, "resume" if has_session(workspace) else "run")
+    return killed
+
+
+def has_session(workspace):
+    """Whether a kill came after the session was made; before it, whatever it left is removed as a user would."""
+    journal = workspace / ".overnight/night/journal.sqlite"
+    if journal.exists() and Journal(journal).note("options") is not None:
+        return True
+    shutil.rmtree(workspace / ".overnight", ignore_errors=True)
+    return False
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    workspace = make_workspace(tmp_path_factory.mktemp("undisturbed") / "w", recordings=RECORDINGS)
+    drive(workspace, "run")
+    return essence(workspace)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(2400)])])
+def test_kills_at_random_instants_end_in_the_same_night(tmp_path, undisturbed, kills):
+    seed = int(os.environ.get("KILL_SEED", "20261201"))
+    draw, done, nights = random.Random(seed), 0, 0
+    while done < kills:
+        nights += 1
+        workspace = make_workspace(tmp_path / f"w{nights}", recordings=RECORDINGS)
+        before = state_of(workspace)
+        done += cut_off_at_random(workspace, draw, min(8, kills - done))
+        assert essence(workspace) == undisturbed, f"KILL_SEED={seed}, night {nights}"
+        numbers = [row["experiment"] for row in rows(workspace)]
+        assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+        assert state_of(workspace) == before
