@@ -23,6 +23,7 @@ WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "baseline": lambda body: f"measuring the baseline of {body.get('target')}",
     "outputs": lambda body: f"outputs of the model {'agree' if body.get('ok') else 'DIFFER'}",
     "mode": lambda body: f"measuring the model: {body.get('mode')} {body.get('reason') or 'is ready'}",
+    "compiled": lambda body: f"compiled: {'; '.join(body.get('kernels', [])) or 'nothing by Triton'}",
     "bisect": lambda body: f"bisecting: {body.get('target')}",
 }
 

@@ -1,6 +1,7 @@
 """One session: its files, branch, journal, lock and settings, opened together."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -202,6 +203,7 @@ class Session:
             history=self.history(),
             allowance=self.allowance(),
             library_calls=self.options.library_calls,
+            compiled=self.compiled(target.id),
         )
 
     def attempts(self, target_id: str) -> tuple[Attempt, ...]:
@@ -231,6 +233,11 @@ class Session:
         except OSError as error:
             self.say(f"program.md cannot be read ({error.strerror}): what was read before stays in force")
         return self.program
+
+    def compiled(self, target_id: str) -> tuple[str, ...]:
+        """What the compiler said of the kept kernel, from the log of its judgement."""
+        kept = [one for one in self.experiments() if one.target == target_id and one.status is RowStatus.KEEP]
+        return compiler_notes(self.places.experiment(kept[-1].number) / "log.txt") if kept else ()
 
     def history(self) -> tuple[Outcome, ...]:
         """How every decided experiment of the session ended."""
@@ -370,6 +377,16 @@ def outcome(experiment: Experiment, kind: str, journal: Journal) -> Outcome:
         cost_usd=source.usage.cost_usd if source else None,
         detail=invalid.reason if invalid else judged,
     )
+
+
+def compiler_notes(log: Path) -> tuple[str, ...]:
+    """The last `compiled` event of a judgement's log, one sentence for each kernel."""
+    try:
+        events = [line.split(" ", 2) for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        said = [event[2] for event in events if len(event) == 3 and event[1] == "compiled"]
+        return tuple(str(line) for line in json.loads(said[-1])["kernels"]) if said else ()
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return ()  # never judged here, or a line that a kill cut short
 
 
 def read_options(journal: Journal) -> Options:

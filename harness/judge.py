@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from harness import wire
 from harness.benchmark import Baselines, Outcome, run_benchmark
 from harness.calibration import Calibration, calibrate
+from harness.compiled import compiled_kernels
 from harness.errors import InputError, MachineError, NoDeviceError, OursError
 from harness.kernelbench import read_problem
 from harness.kernelbench_text import ProblemText, module_class
@@ -221,6 +222,7 @@ class _Trial:
         seed = workshop.seed_folder()
         try:
             self.examine(Exam(workshop, room.oracle, request.source, kernel, room.nbytes, seed), progress)
+            self.emit("compiled", {"kernels": [one.sentence() for one in compiled_kernels(seed)]})
             self.untimed = self.why_untimed(kernel)
             if self.untimed:
                 return None

@@ -348,9 +348,9 @@ def _ended_unfinished(error: BaseException) -> bool:
 def _litellm() -> Any:
     """Imported at the first call: it takes seconds."""
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its own types
-        import litellm
+    # litellm's types warn about themselves as they are used
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"pydantic\._internal\._generate_schema")
+    import litellm
 
     litellm.suppress_debug_info = True
     litellm.telemetry = False
