@@ -58,6 +58,31 @@ old lines
 new lines
 >>>>>>> REPLACE
 """
+SKELETON = """\
+A C++ file is built like this; the entry takes pointers and 64-bit sizes, and the tensors' owner stays alive by name:
+
+```python
+import ctypes, os, subprocess, tempfile
+import torch
+
+SOURCE = r'''
+#include <cstdint>
+extern "C" void run(const float* __restrict__ x, float* __restrict__ y, int64_t n) { /* ... */ }
+'''
+folder = tempfile.mkdtemp()
+library = os.path.join(folder, "kernel.so")
+subprocess.run(["g++", "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
+                "-x", "c++", "-", "-o", library], input=SOURCE, text=True, check=True, capture_output=True)
+run = ctypes.CDLL(library).run
+run.argtypes, run.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
+
+
+def kernel_fn(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    run(x.data_ptr(), y.data_ptr(), x.numel())
+    return y
+```"""
 BEYOND = re.compile(r" is [\d.e+-]+ times what is allowed")
 
 
@@ -98,6 +123,7 @@ def prompt_for(brief: Brief, task: Assignment | None = None) -> str:
         _Part(f"# Reference\n\n```python\n{brief.target.reference.strip()}\n```", 1),
         _Part(_standing(brief, task)),
         _Part(_base(task), 2),
+        _Part(SKELETON if brief.device == "cpu" and task.base is None else "", 4),
         _Part("" if task.repair else _plan(brief), 2),
         _Part(_attempts(brief.attempts), 5),
         _Part(_lessons(brief), 6),
@@ -263,8 +289,8 @@ def told(detail: str) -> str:
 def lesson(one: Outcome) -> str:
     """What one experiment has taught, in one line."""
     gain = f" {one.speedup:.2f}x" if one.speedup else ""
-    idea = one.hypothesis or one.detail
-    why = f"; {told(one.detail)}" if one.detail and one.detail != idea else ""
+    idea, detail = one.hypothesis, told(one.detail)
+    why = f"; {detail}" if idea and detail else detail
     return " ".join(f"- {one.target} [{one.tactic or 'no tactic'}]: {one.status}{gain}: {idea}{why}".split())[:300]
 
 
