@@ -34,8 +34,10 @@ def merged(sets: Sequence[Weighed]) -> tuple[ProfileReport, dict[str, list[tuple
     ids: dict[str, str] = {}
     samples: dict[str, list[tuple[torch.Tensor, ...]]] = {}
     for one in sets:
-        for target in one.report.targets:
-            there = replace(target, share=target.share * parts[one.name])
+        keys = {target.id: target.key for target in one.report.targets}
+        for target in sorted(one.report.targets, key=lambda target: bool(target.members)):  # a fusion names its members
+            members = tuple(ids[keys[member]] for member in target.members)
+            there = replace(target, share=target.share * parts[one.name], members=members)
             if target.key in targets:
                 targets[target.key] = _joined(targets[target.key], there)
             else:

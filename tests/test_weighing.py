@@ -63,3 +63,12 @@ def test_equal_regions_of_two_sets_are_one_target_judged_at_the_sizes_of_both(ta
 def test_a_set_that_counts_more_weighs_more(targets):
     often = merged(weighed(targets, weights=(1.0, 100.0)))[0]
     assert often.total_ms == pytest.approx((10 + 200) / 101)
+
+
+def test_a_fusion_keeps_its_members_where_their_ids_change(targets):
+    first, second = ([one for one in found if not one.members][:3] for found in targets)
+    shifted = [replace(one, id=f"{one.kind}_9{index}") for index, one in enumerate(second)]
+    fused = replace(shifted[0], id="fused_1", key="another", members=(shifted[1].id, shifted[0].id))
+    report, _ = merged(weighed([first, [fused, *shifted]]))
+    by_id = {one.id: one for one in report.targets}
+    assert [by_id[member].key for member in by_id["fused_1"].members] == [second[1].key, second[0].key]
