@@ -26,14 +26,19 @@ def draw_case(
 ) -> tuple[torch.Tensor, ...]:
     """All inputs of `case`, in its layouts, on the generator's device; a captured case takes its sample's values.
 
-    Arguments drawn by Recipe.OWN take what `own` gives, once for the whole case.
+    Arguments drawn by Recipe.OWN take what `own` gives, once for the whole case; those drawn by Recipe.CAPTURED alone
+    the values of the first sample.
     """
     if case.sample is not None:
         captured = samples[case.sample]
         return tuple(laid_out(draw, value, generator) for draw, value in zip(case.inputs, captured, strict=True))
     given = own() if own is not None and any(draw.recipe is Recipe.OWN for draw in case.inputs) else {}
+    seen = {draw.name: value for draw, value in zip(case.inputs, samples[0], strict=True)} if samples else {}
+    taken = {Recipe.OWN: given, Recipe.CAPTURED: seen}
     return tuple(
-        laid_out(draw, given[draw.name], generator) if draw.recipe is Recipe.OWN else draw_tensor(draw, generator)
+        laid_out(draw, taken[draw.recipe][draw.name], generator)
+        if draw.name in taken.get(draw.recipe, {})
+        else draw_tensor(draw, generator)
         for draw in case.inputs
     )
 

@@ -22,6 +22,7 @@ from harness.benchmark import Baselines, Outcome, run_benchmark
 from harness.calibration import Calibration, calibrate
 from harness.compiled import compiled_kernels
 from harness.errors import InputError, MachineError, NoDeviceError, OursError
+from harness.examination import run_stages
 from harness.kernelbench import read_problem
 from harness.kernelbench_text import ProblemText, module_class
 from harness.oracle import Oracle
@@ -41,7 +42,7 @@ from harness.records import (
 )
 from harness.room import must_fit
 from harness.rpc import EventSink
-from harness.stages import Exam, Examinee, Progress, Refusal, arena_bytes, run_stages
+from harness.stages import Exam, Examinee, Progress, Refusal, arena_bytes
 from harness.statics import KernelFile, StaticRefusal, read_kernel, read_module
 from harness.workshop import Workshop
 

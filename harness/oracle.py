@@ -15,7 +15,7 @@ from harness.errors import OursError
 from harness.inputs import draw_case, secret_generator
 from harness.problem import Case, Problem
 from harness.records import Scalar
-from harness.truth import Leaves, compile_reference, in_float64, original, with_rounding_noise
+from harness.truth import Leaves, NoTensor, compile_reference, in_float64, original, with_rounding_noise
 
 NOISE_DRAWS, FEW_NOISE_DRAWS = 8, 3
 FEW_ELEMENTS = 1 << 18
@@ -89,7 +89,7 @@ class Oracle:
             return self.original(inputs, case.constants)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError, NoTensor) as error:
             raise ReferenceRefusal(f"the reference of {self.problem.target} fails on {case.name}: {error}") from error
 
 

@@ -8,12 +8,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from threading import Lock
 
 import torch
 
@@ -53,8 +51,6 @@ CALLS_IN_A_ROW = 4
 MANY_CALLS, FEW_BYTES = {"cpu": 40, "cuda": 8}, 1 << 23
 """So many calls more, at most, where inputs are small: how many buffers a kernel would need is not to be guessed."""
 ARENA_SLACK = 1 << 26
-BESIDE_BYTES = 1 << 33
-"""A second arena beside the first one, up to this size."""
 REST_S, SPIN_S, IDLE_WINDOWS_S, BUSY_SHARE = 1.0, 0.02, (0.1, 0.2), 0.3
 """A process of the kernel's has REST_S to end; the worker is busy when it takes BUSY_SHARE of a core in all windows."""
 
@@ -379,52 +375,30 @@ class Exam:
         return cases if declared is None else tuple(case for case in cases if case.dtype in declared)
 
 
-def run_stages(exam: Exam, examinee: Examinee, progress: Progress) -> None:
-    """All five stages in order; raises Refusal at the first failure."""
-    with progress.stage(StageName.SMOKE):
-        examinee.load()
-        for case in exam.cases(StageName.SMOKE) or exam.cases(StageName.SHAPES)[:1]:
-            examinee.check(exam.oracle.ask(case))
-    with _edge(exam, examinee) as edge:
-        for stage in (StageName.SHAPES, StageName.STABILITY):
-            with progress.stage(stage) as notes:
-                notes.append(_all(exam, examinee, stage))
-        with progress.stage(StageName.DETERMINISM) as notes:
-            notes.append(_determinism(exam, examinee))
-        with progress.stage(StageName.EDGE) as notes:
-            notes.append(edge())
+@dataclass(frozen=True)
+class Answered:
+    """How many cases of a stage were right, and why others fell away."""
+
+    count: int
+    fallen: tuple[str, ...] = ()
+
+    def __add__(self, other: "Answered") -> "Answered":
+        return Answered(self.count + other.count, self.fallen + other.fallen)
 
 
-@contextmanager
-def _edge(exam: Exam, examinee: Examinee) -> Iterator[Callable[[], str]]:
-    """The edge stage, on a GPU in a process of its own beside the others: most of its time is compilation."""
-    if exam.workshop.device != "cuda" or exam.nbytes > BESIDE_BYTES:
-        yield lambda: _all(exam, examinee, StageName.EDGE)
-        return
-    other = Examinee(exam.workshop, exam.oracle, exam.source, exam.nbytes, gate=Lock())
-    examinee.gate, before = other.gate, examinee.gate
-    with ThreadPoolExecutor(1, "edge") as beside:
-        running = beside.submit(_edge_alone, exam, other)
-        try:
-            yield running.result
-        finally:
-            other.close()
-            examinee.gate = before
+def note_of(stage: StageName, answered: Answered) -> str:
+    """The stage's note. Raises OursError when no case is left: an empty stage proves nothing."""
+    if answered.fallen and not answered.count:
+        raise OursError(f"the original refuses every case of the {stage} stage: {answered.fallen[0]}")
+    return "; ".join((f"{answered.count} cases", *answered.fallen))
 
 
-def _edge_alone(exam: Exam, examinee: Examinee) -> str:
-    examinee.load()
-    return _all(exam, examinee, StageName.EDGE)
-
-
-def _all(exam: Exam, examinee: Examinee, stage: StageName) -> str:
-    """Every case of a stage, secret ones included; a secret or edge case on which the original raises falls away.
-
-    Raises OursError when no case is left: an empty stage proves nothing.
-    """
-    known, secret = exam.cases(stage), exam.secret_cases(stage)
+def check_cases(
+    exam: Exam, examinee: Examinee, stage: StageName, cases: Sequence[Case], secret: Sequence[Case]
+) -> Answered:
+    """Every case in turn; a secret or edge case on which the original raises falls away."""
     fallen: list[str] = []
-    for case in (*known, *secret):
+    for case in (*cases, *secret):
         try:
             with examinee.gate:
                 question = exam.oracle.ask(case)
@@ -434,13 +408,10 @@ def _all(exam: Exam, examinee: Examinee, stage: StageName) -> str:
             fallen.append(f"not applicable, {_first_line(str(refusal))}")
             continue
         examinee.check(question)
-    count = len(known) + len(secret) - len(fallen)
-    if fallen and not count:
-        raise OursError(f"the original refuses every case of the {stage} stage: {fallen[0]}")
-    return "; ".join((f"{count} cases", *fallen))
+    return Answered(len(cases) + len(secret) - len(fallen), tuple(fallen))
 
 
-def _determinism(exam: Exam, examinee: Examinee) -> str:
+def check_determinism(exam: Exam, examinee: Examinee) -> str:
     """Bitwise the same over runs, addresses and processes; with ERROR_BOUND only where integers make sums exact."""
     cases = exam.cases(StageName.DETERMINISM) or exam.cases(StageName.SHAPES)[:1]
     with examinee.gate:

@@ -48,7 +48,11 @@ def leaves_of(result: object) -> Leaves:
         return (result,)
     if isinstance(result, list | tuple):
         return tuple(leaf for item in result for leaf in leaves_of(item))
-    raise OursError(f"the reference returned {type(result).__name__} where a tensor was expected")
+    raise NoTensor(f"the reference returned {type(result).__name__} where a tensor was expected")
+
+
+class NoTensor(OursError):  # noqa: N818 - names read as what happened
+    """A reference gave something else than tensors: nothing at all, on a GPU, for attention over an empty batch."""
 
 
 def original(reference: Reference, inputs: Sequence[torch.Tensor], constants: Mapping[str, Scalar]) -> Leaves:

@@ -9,12 +9,13 @@ import torch
 
 from harness import wire
 from harness.errors import InputError, OursError
+from harness.examination import run_stages
 from harness.judge import Judge, silent
 from harness.oracle import Oracle
 from harness.problem import named_problem, strides_like, target_problem
 from harness.records import Blame, CallSite, JudgeRequest, Role, StageName, StageStatus, Status, Target, TensorSpec
 from harness.specs.softmax import SPEC as SOFTMAX
-from harness.stages import Exam, Examinee, Progress, arena_bytes, run_stages
+from harness.stages import Exam, Examinee, Progress, arena_bytes
 from harness.statics import read_kernel
 
 SOFTMAX_FILE = "import torch\n\n\ndef kernel_fn(x):\n    return torch.softmax(x, dim=-1)\n"
