@@ -39,7 +39,8 @@ from harness.workshop import (
 
 LOAD_TIMEOUT_S = {"cpu": 60.0, "cuda": 120.0}
 SLOW_BUILDERS, COMPILED_CALL_TIMEOUT_S = ("torch.compile", "load_inline"), {"cpu": 120.0, "cuda": 180.0}
-"""A file that names one of these may take long to answer its first call: Inductor alone takes 20 s to come up."""
+"""A file that names one of these may take long to answer: Inductor alone takes 20 s to come up, and compiles anew for
+other layouts."""
 FIRST_CALL_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
 CALL_TIMEOUT_S = {"cpu": 15.0, "cuda": 60.0}  # on a GPU each new shape may be compiled or autotuned
 PREPARE_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
@@ -168,8 +169,8 @@ class Examinee:
             margins = self.arena.margins_digest()
         settle(self._device)
         keywords, positional = constants_of(self.problem, question.case)
-        first = FIRST_CALL_TIMEOUT_S if not self.compiles else COMPILED_CALL_TIMEOUT_S
-        limit = (CALL_TIMEOUT_S if self._called else first)[self._device]
+        usual = CALL_TIMEOUT_S if self._called else FIRST_CALL_TIMEOUT_S
+        limit = (COMPILED_CALL_TIMEOUT_S if self.compiles else usual)[self._device]
         with candidate_failures(f"on {question.case.name}"):
             report = self.worker.call(placed, keywords, slots, limit, positional=positional)
         self._called = True
