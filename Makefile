@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 	  echo "setup: no GPU found, installing PyTorch for the CPU"; \
 	  $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet torch==2.13.0 triton==3.7.1; \
 	fi
-	$(BIN)/python -m pip install --quiet -e '.[dev,hf,dashboard,notify]'
+	$(BIN)/python -m pip install --quiet -e '.[dev,hf,dashboard,notify,ray]'
 	@touch $@
 
 # One command from a model to verified kernels: the LLaMA example, the built-in playbook, the GPU if there is one.

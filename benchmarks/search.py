@@ -1,6 +1,6 @@
 """The search against plain keep-or-revert, on the same budget and the same recorded proposals.
 
-    python benchmarks/search.py [--seeds 10] [--experiments 120]   the ablation
+    python benchmarks/search.py [--seeds 10] [--first-seed 0] [--experiments 120]   the ablation
     python benchmarks/search.py --sweeps              what chooses the next TUNABLES (needs Optuna)
 
 A simulated kernel is a real file whose TUNABLES, FAMILY and TRICKS decide its speed on a hidden landscape. What a
@@ -359,7 +359,7 @@ def speedup(world: World, step: Callable[[Night], bool], experiments: int, seed:
     return 1.0 / night.model_ms()
 
 
-def ablation(seeds: int, experiments: int) -> None:
+def ablation(seeds: range, experiments: int) -> None:
     """The table: geometric means over seeds, and in how many of them the search was ahead."""
     policies: dict[str, Callable[[Night], bool]] = {
         "greedy": greedy,
@@ -370,7 +370,7 @@ def ablation(seeds: int, experiments: int) -> None:
     }
     names = [world.name for world in workloads(0)]
     found: dict[str, dict[str, list[float]]] = {name: {policy: [] for policy in policies} for name in names}
-    for seed in range(seeds):
+    for seed in seeds:
         for world in workloads(seed):
             budget = experiments if world.name.startswith("simulated") else experiments // 5
             for policy, step in policies.items():
@@ -380,7 +380,9 @@ def ablation(seeds: int, experiments: int) -> None:
         means = [math.exp(statistics.mean(map(math.log, values))) for values in row.values()]
         ahead = sum(one > other * 1.0001 for one, other in zip(row["search"], row["greedy"], strict=True))
         behind = sum(other > one * 1.0001 for one, other in zip(row["search"], row["greedy"], strict=True))
-        print(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} | {ahead} of {seeds}, behind in {behind} |")
+        print(
+            f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} | {ahead} of {len(seeds)}, behind in {behind} |"
+        )
 
 
 # Sweeps
@@ -464,13 +466,14 @@ def main() -> int:
     """Print the tables asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--experiments", type=int, default=120)
     parser.add_argument("--sweeps", action="store_true")
     options = parser.parse_args()
     if options.sweeps:
         sweeps(options.seeds)
     else:
-        ablation(options.seeds, options.experiments)
+        ablation(range(options.first_seed, options.first_seed + options.seeds), options.experiments)
     return 0
 
 

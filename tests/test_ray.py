@@ -12,7 +12,7 @@ from workspaces import drive, kernel, make_workspace, rows, start
 
 from agent.devices import counted
 from agent.errors import MachineError
-from agent.executors.ray_cluster import Cluster
+from agent.executors.ray_cluster import Cluster, alike
 
 pytest.importorskip("ray")
 pytestmark = [
@@ -64,6 +64,7 @@ def test_a_night_on_ray_has_the_rows_of_a_local_one_and_leaves_no_process(tmp_pa
     assert not (tmp_path / "cluster/.overnight/night/ray").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_one_experiment_and_a_stop_ends_all(tmp_path):
     before = ray_processes()
     slow = {}
@@ -73,20 +74,22 @@ def test_a_killed_worker_costs_one_experiment_and_a_stop_ends_all(tmp_path):
     workspace = make_workspace(tmp_path, recordings=slow)
     process = start(workspace, "run", *RAY)
     known = {one.pid for one in before}
-    victim = None
+    victim, results = None, workspace / "results.tsv"
+    while process.poll() is None and (not results.exists() or not rows(workspace)):
+        time.sleep(0.05)
     while victim is None and process.poll() is None:
         found = [one for one in ray_processes("ray::Host.run") if one.pid not in known]
         victim = found[0] if found else None
         time.sleep(0.05)
     victim.kill()
-    results = workspace / "results.tsv"
-    while process.poll() is None and (not results.exists() or len(rows(workspace)) < 6):
+    while process.poll() is None and len(rows(workspace)) < 6:
         time.sleep(0.05)
     time.sleep(1)
     began = time.monotonic()
     process.terminate()
     said, _ = process.communicate(timeout=30)
     took = time.monotonic() - began
+    assert results.exists(), said
     statuses = [row["status"] for row in rows(workspace)]
     assert statuses.count("environment") == 1, said
     assert statuses.count("discard") == 5
@@ -94,6 +97,19 @@ def test_a_killed_worker_costs_one_experiment_and_a_stop_ends_all(tmp_path):
     assert process.returncode == 0
     assert took < 8  # one second for the judges, the rest is Ray's own shutdown
     assert gone(before)
+
+
+def test_only_devices_of_the_model_that_this_host_has_are_counted():
+    def node(name, alive=True, **resources):
+        return {"NodeID": name, "Alive": alive, "Resources": resources}
+
+    h200 = {"GPU": 8.0, "accelerator_type:H200": 1.0}
+    nodes = [node("a", **h200), node("b", **h200), node("c", GPU=4.0, **{"accelerator_type:A100": 1.0}),
+             node("d", alive=False, **h200)]  # fmt: skip
+    assert alike(nodes, "a", "GPU") == (16, "H200")
+    assert alike(nodes, "c", "GPU") == (4, "A100")
+    assert alike([node("a", CPU=2.0), node("b", CPU=6.0)], "a", "CPU") == (8, None)
+    assert alike([node("a", CPU=2.0)], "a", "GPU") == (0, None)
 
 
 def test_a_cluster_that_lacks_what_is_asked_for_is_refused_at_start(tmp_path):

@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ START_TIMEOUT_S = 120.0
 GRACE_S = 0.5
 OBJECT_STORE_BYTES = 256 * 2**20  # verdicts and target files are small
 CODE = ("agent", "harness")
+MODEL = "accelerator_type:"  # how Ray names a GPU's model among a node's resources
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,6 @@ class Cluster:
         except BaseException:
             self.close()
             raise
-        self.options = {"num_gpus": 1, "num_cpus": 0} if kind == "cuda" else {"num_cpus": 1}
         self.parcels: dict[str, Any] = {}
 
     @property
@@ -128,12 +128,16 @@ class Cluster:
 
     def _check(self, devices: Sequence[Device], kind: str) -> None:
         resource = "GPU" if kind == "cuda" else "CPU"
-        there = int(self._ray.cluster_resources().get(resource, 0))
+        there, model = alike(self._ray.nodes(), self.node, resource)
         if there < len(devices):
+            of_model = f" of model {model}" if model else ""
             raise MachineError(
-                f"executor: ray: {len(devices)} {resource}s are asked for, but the cluster has {there}: start more"
-                " nodes, or name fewer devices."
+                f"executor: ray: {len(devices)} {resource}s are asked for, but the cluster has {there}{of_model}: start"
+                " more nodes, or name fewer devices."
             )
+        self.options: dict[str, object] = {"num_gpus": 1, "num_cpus": 0} if kind == "cuda" else {"num_cpus": 1}
+        if model:
+            self.options["accelerator_type"] = model
 
     def put(self, path: Path) -> Any:
         """A file in the cluster's store, once for each content."""
@@ -261,6 +265,18 @@ def _connected(code: Path) -> Any:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return ray
+
+
+def alike(nodes: Sequence[Mapping[str, Any]], own: str, resource: str) -> tuple[int, str | None]:
+    """How many devices of the model that this node has are in the cluster, and that model as Ray calls it.
+
+    What is faster on one model need not be on another, so only devices of one model work on a session. A processor, or
+    a device that Ray has no name for, has model None: then all count.
+    """
+    resources = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+    models = [name for name in resources.get(own, {}) if name.startswith(MODEL)] if resource == "GPU" else []
+    fitting = [one for one in resources.values() if not models or models[0] in one]
+    return int(sum(one.get(resource, 0) for one in fitting)), models[0].removeprefix(MODEL) if models else None
 
 
 def is_local() -> bool:
