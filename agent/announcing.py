@@ -14,7 +14,8 @@ from agent.session import Session
 from agent.timeline import remember
 from agent.visible import one_line
 
-LAST_PATIENCE_S = 4.0  # the process may be the last of its container: the end's message gets a moment to leave
+LAST_PATIENCE_S = 10.0  # the process may be the last of its container: the end's message gets a moment to leave
+STOP_PATIENCE_S = 2.0  # somebody waits for the stop
 FIRST_WIN = "first_win"
 
 
@@ -32,7 +33,7 @@ def announcing(session: Session) -> Iterator[None]:
         announcer.tell(lambda: stopped(session.places.name, reason))
         raise
     finally:
-        announcer.complain(LAST_PATIENCE_S)
+        announcer.complain(STOP_PATIENCE_S if session.harness.stop() else LAST_PATIENCE_S, last=True)
 
 
 def _entries(session: Session) -> list[str]:

@@ -130,6 +130,11 @@ class Messenger:
             process.stdin.close()
         self._sending.append(process)
 
+    @property
+    def sending(self) -> int:
+        """How many messages were on their way at the last look."""
+        return len(self._sending)
+
     def complaints(self, patience_s: float = 0.0) -> list[str]:
         """What could not be told, of all messages that are through by now or within the patience."""
         until = time.monotonic() + patience_s
@@ -158,10 +163,12 @@ class Announcer:
             self._say(f"nobody was told of it: {one_line(str(error))}")
         self.complain()
 
-    def complain(self, patience_s: float = 0.0) -> None:
-        """Say what could not be told."""
+    def complain(self, patience_s: float = 0.0, *, last: bool = False) -> None:
+        """Say what could not be told; at the `last` also what is still on its way."""
         for line in self._messenger.complaints(patience_s):
             self._say(line)
+        if last and self._messenger.sending:
+            self._say(f"a message is still being sent; it is given up after {SENDER_LIMIT_S:.0f} s")
 
 
 def _complaints(process: subprocess.Popen[bytes]) -> list[str]:
