@@ -38,7 +38,7 @@ from harness.workshop import (
 )
 
 LOAD_TIMEOUT_S = {"cpu": 60.0, "cuda": 120.0}
-SLOW_BUILDERS, COMPILED_CALL_TIMEOUT_S = ("torch.compile", "load_inline"), {"cpu": 120.0, "cuda": 180.0}
+SLOW_BUILDERS, COMPILED_CALL_TIMEOUT_S = ("torch.compile", "load_inline"), {"cpu": 180.0, "cuda": 180.0}
 """A file that names one of these may take long to answer: Inductor alone takes 20 s to come up, and compiles anew for
 other layouts."""
 FIRST_CALL_TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
