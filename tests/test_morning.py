@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from browser import opened
 from workspaces import ENVIRONMENT, drive, kernel, make_workspace, start
 
+from agent.journal import Journal
 from agent.morning import page
 from agent.morning.cards import fitting
 from agent.morning.charts import log_ticks, nice_ticks
@@ -192,11 +194,14 @@ def test_machine_events_tell_starts_interruptions_and_what_the_session_said(tmp_
         time.sleep(0.02)
     process.kill()
     process.communicate()
+    with closing(Journal(workspace / ".overnight/night/journal.sqlite")) as journal:
+        journal.event("GPU-1 was throttled: too hot")
     drive(workspace, "resume")
     told = [one.what for one in machine_events(read_night(SessionPlaces(workspace, "night")))]
     assert told.index("started") < told.index("resumed")
     assert any(words.startswith("experiment 1: cut off") for words in told)
     assert any(words.startswith("the supervisor before") for words in told)
+    assert "GPU-1 was throttled: too hot" in told
     assert told[-1].startswith("the kept kernels")
     assert not any(words.startswith("measuring the model") for words in told)
 

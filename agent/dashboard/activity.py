@@ -2,11 +2,14 @@
 
 import json
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from agent.gpu import GpuLostError, NvmlSensor
+from agent.machine import gpus
 from agent.morning.night import Night, seconds
 from agent.places import SessionPlaces
 from agent.progress import event_words
@@ -40,7 +43,27 @@ def machine_words() -> str:
     """How busy this machine is: what else runs on it makes every measurement noisier."""
     memory = psutil.virtual_memory()
     load = f"load {os.getloadavg()[0]:.1f} on {psutil.cpu_count() or 1} processors"
-    return f"{load}, {memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB memory free"
+    words = f"{load}, {memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB memory free"
+    return "; ".join([words, *(_gpu_words(gpu.uuid) for gpu in gpus())])
+
+
+def _gpu_words(uuid: str) -> str:
+    """One GPU in a line; what it does not tell is left out."""
+    try:
+        with closing(NvmlSensor(uuid)) as sensor:
+            now = sensor.read()
+    except GpuLostError as error:
+        return str(error)
+    used = now.memory_total_mb - now.memory_free_mb if now.memory_total_mb and now.memory_free_mb is not None else None
+    figures = {
+        "{:.0f}% busy": now.utilisation,
+        "{:.0f} MB used": used,
+        "{:.0f} °C": now.temperature_c,
+        "{:.0f} W": now.power_w,
+        "{:.0f} MHz": now.sm_mhz,
+    }
+    told = [words.format(value) for words, value in figures.items() if value is not None]
+    return " ".join([now.name or uuid, ", ".join([*told, *(now.throttle or ())]) or "n/a"])
 
 
 def _last_event(log: Path) -> str:

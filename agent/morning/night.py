@@ -118,6 +118,7 @@ class Night:
     forgotten: tuple[tuple[str, int], ...]  # the model changed: experiments up to that number no longer count
     runs: tuple[tuple[str, float], ...]  # start (UTC, ISO), active seconds
     judge_s: float
+    events: tuple[tuple[str, str], ...]  # when (UTC, ISO) and what the watch over the machine saw
     said: tuple[Said, ...]  # the session's own words, experiments left out
     paused: bool
     read_at: str
@@ -186,6 +187,7 @@ def read_night(places: SessionPlaces, *, known: Sequence[Experiment] = (), with_
             forgotten=tuple(forgotten.items()),
             runs=journal.runs(),
             judge_s=journal.judge_s(),
+            events=journal.events(),
             said=said(places.timeline),
             paused=holder is not None and steering(places).paused,
             read_at=now_iso(),

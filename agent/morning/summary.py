@@ -145,7 +145,8 @@ def machine_events(night: Night) -> tuple[MachineEvent, ...]:
     runs = [MachineEvent(at, "resumed" if number else "started") for number, (at, _) in enumerate(night.runs)]
     trouble = [_trouble(one) for one in night.trials if one.experiment.status in OF_THE_MACHINE]
     told = [MachineEvent(one.at, one.line) for one in night.said if not one.line.startswith(ROUTINE)]
-    return tuple(sorted([*runs, *trouble, *told], key=lambda event: event.at))
+    watched = [MachineEvent(at, what) for at, what in night.events]
+    return tuple(sorted(dict.fromkeys([*runs, *trouble, *watched, *told]), key=lambda event: event.at))
 
 
 def _trouble(trial: Trial) -> MachineEvent:
