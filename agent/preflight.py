@@ -1,7 +1,6 @@
 """Before bed: one throwaway kernel through judge, commit and revert, and what the user should know before leaving."""
 
 import time
-from pathlib import Path
 
 import psutil
 
@@ -38,7 +37,7 @@ def preflight(session: Session, bench: Bench) -> None:
 
 def _judge(session: Session, bench: Bench) -> None:
     request = JudgeRequest("softmax", KERNEL, None, session.options.device, "float32", SHAPE, bench=False)
-    bench.submit(Job(0, request, Path(session.places.log)))
+    bench.submit(Job(0, request, session.places.folder / "preflight.log"))
     done = bench.wait()
     if done.error:
         raise done.error
