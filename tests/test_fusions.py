@@ -16,6 +16,7 @@ from harness.measured import Measured
 from harness.optimized import optimize
 from harness.profiling import Bill, assemble
 from harness.targets import draft_fusions, draft_targets, finish, observe
+from harness.verify import verify_model
 
 
 class Layers(nn.Module):
@@ -196,3 +197,20 @@ def test_the_playbook_has_kernels_for_linear_and_gelu_on_a_gpu(layers):
     assert idea.tactic == "known triton linear_gelu"
     assert 'return known_kernel(x, weight, bias, "none")' in idea.source
     assert not list(library.ideas(brief(draft, "cuda")))  # the library's epilogue has the tanh form alone
+
+
+def test_verify_counts_and_bisects_keeps_that_overlap(layers):
+    subject, _, cover, fusions = layers
+    (fused,) = [draft for draft in fusions if draft.members == ("linear_2", "add_1")]
+    right = kernels([*cover, *fusions], fused.id, "add_1")
+    report = verify_model(subject, right, lambda *_: None, modes=("overnight",), budget_s=0.05)
+    assert report.outputs_ok, report.detail
+    assert report.applied == {fused.id: 1, "add_1": 1}  # the sum that the fusion takes over is no fallback
+    assert report.sites.fallback == 0
+    wrong = [
+        Kernel(each.target, each.source.replace("return ", "return 1.01 * ")) if each.target.members else each
+        for each in right
+    ]
+    report = verify_model(subject, wrong, lambda *_: None, modes=("overnight",), bisect=True, budget_s=0.05)
+    assert not report.outputs_ok
+    assert report.suspects == (fused.id,)
