@@ -30,7 +30,7 @@ StopCheck = Callable[[], bool]
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 HARNESS_ENTRY = PACKAGE_ROOT / "harness" / "__main__.py"
-SECRET_NAME = re.compile(r"API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|PRIVATE_KEY", re.IGNORECASE)
+SECRET_NAME = re.compile(r"API_?KEY|(?:^|_)KEYS?$|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|PRIVATE_KEY", re.IGNORECASE)
 # Without these, glibc's heap trimming makes one eager CPU op take 0.2 or 2.7 ms by chance.
 STEADY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "2000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 POLL_S = 0.2

@@ -358,7 +358,8 @@ def test_a_key_that_a_provider_repeats_is_hidden_from_the_message():
         ((LanguageModel("m", "127.0.0.1:8000"),), "must be a URL"),
         ((LanguageModel("m", "http://"),), "must be a URL"),
         ((LanguageModel(" ", "http://x/v1"),), "names no model"),
-        ((LanguageModel("m", "http://x/v1", 1.0, "MISSING"),), "MISSING .api_key_env. is not set"),
+        ((LanguageModel("m", "http://x/v1", 1.0, "MISSING_KEY"),), "MISSING_KEY .api_key_env. is not set"),
+        ((LanguageModel("m", "http://x/v1", 1.0, "HOME"),), "HOME is not named like a key"),
         ((LanguageModel("m", "http://x/v1", 1.0, "sk-abc-def"),), "never the key itself"),
     ],
 )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from agent.errors import InputError
+from agent.harness_client import SECRET_NAME
 from agent.records import LanguageModel
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +41,6 @@ BARE_NAMES = (
     (re.compile(r"deepseek"), "deepseek"),
     (re.compile(r"grok"), "xai"),
 )
-SECRET_NAME = re.compile(r"API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|PRIVATE_KEY", re.IGNORECASE)
 SHORTEST_SECRET = 8
 HIDDEN = "[hidden]"
 
@@ -72,6 +72,11 @@ def _check_one(one: LanguageModel, environment: Mapping[str, str]) -> None:
     if one.api_key_env is not None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", one.api_key_env):
             raise InputError("api_key_env must be the name of an environment variable, never the key itself.")
+        if not SECRET_NAME.search(one.api_key_env):
+            raise InputError(
+                f"api_key_env: {one.api_key_env} is not named like a key, so it would not be kept from other processes:"
+                " call the variable ..._API_KEY."
+            )
         if not environment.get(one.api_key_env):
             raise InputError(f"{one.model}: the environment variable {one.api_key_env} (api_key_env) is not set.")
         return
