@@ -92,6 +92,7 @@ def test_repeated_trials_are_each_counted_and_told_in_json(tmp_path):
     assert [trial["outcome"] for trial in report["trials"]] == ["right", "right"]
 
 
+@pytest.mark.slow
 def test_an_honest_kernel_among_the_cheats_is_reported_as_accepted(tmp_path):
     from agent.cli_options import harness_in
 
