@@ -159,9 +159,9 @@ def test_nothing_is_edited_before_a_kernel_has_won_or_three_lines_have_begun():
 
 def test_the_ladder_leaves_the_best_line_every_third_step_for_another_a_merge_and_a_new_one():
     two_lines = [attempt(1, 1.5, backend="cpp", status=KEEP), attempt(2, 1.2, backend="library")]
-    failing = [attempt(n, 1.0, parents=(1,)) for n in range(3, 60)]
-    plans = [plan([*two_lines, *failing[: count - 1]]) for count in range(1, 24)]
-    assert [one.stalled for one in plans] == list(range(1, 24))
+    failing = [attempt(n, 1.0, parents=(1,)) for n in range(3, 99)]
+    plans = [plan([*two_lines, *failing[: count - 1]]) for count in range(1, OTHER_LINE + 6 * EVERY)]
+    assert [one.stalled for one in plans] == list(range(1, OTHER_LINE + 6 * EVERY))
     moves = [(one.move, one.base.number if one.base else None) for one in plans]
     assert set(moves[: OTHER_LINE - 1]) == {(Move.EDIT, 1)}
     ladder = moves[OTHER_LINE - 1 :: EVERY]

@@ -14,7 +14,7 @@ from agent.search.archive import archive, ranked, speed
 LINES = 3
 WRONG_FOR_ONE = 4  # wrong kernels that count as one correct kernel which was no better
 BETTER = 0.005  # less is noise
-OTHER_LINE, EVERY = 6, 3  # stalled attempts before the first step off the best line, and between two
+OTHER_LINE, EVERY = 24, 3  # stalled attempts before the first step off the best line, and between two
 SWEEP_AT = SEED = 12  # stalled attempts after which TUNABLES are swept, and the starter kernels asked for a line
 SWEEP = "sweep "  # how the tactic of a step of a sweep begins
 NOT_TRIED = {RowStatus.INTERRUPTED, RowStatus.ENVIRONMENT, RowStatus.DUPLICATE, RowStatus.INVALID_REPLY}
