@@ -167,7 +167,7 @@ def night(devices: int, seconds: float, median_s: float) -> None:
         done = [one for one in experiments if one.status not in {None, RowStatus.INTERRUPTED}]
         size = sum(path.stat().st_size for path in session.places.folder.glob("journal.sqlite*"))
         commits = subprocess.run(
-            ["git", "rev-list", "--count", "main..overnight/night"],
+            ["git", "rev-list", "--count", "HEAD..overnight/night"],
             cwd=name,
             capture_output=True,
             text=True,
