@@ -50,10 +50,9 @@ def kept_session(folder: Path, name: str = "night") -> SessionPlaces:
     harness = Harness(workspace, places.log, lambda: False, lambda _name, _body: None)
     report = harness.profile(model, places.folder)
     write_whole(places.profile, wire.to_json(report))
-    target = next(one for one in report.targets if "norm" in one.kind)
-    brief = Brief(target, "cpu", "cpu", report.peaks, None, None, (), "")
-    candidate = Playbook().propose(brief)
-    assert isinstance(candidate, Candidate)
+    norms = [one for one in report.targets if "norm" in one.kind and len(one.call_sites) == 2 and not one.members]
+    ideas = [Playbook().propose(Brief(one, "cpu", "cpu", report.peaks, None, None, (), "")) for one in norms]
+    candidate = next(idea for idea in ideas if isinstance(idea, Candidate))
     keep(places, replace(candidate, prompt="ask with sk-abcdefghijklmnop0123456789", reply="the reply"))
     return places
 
