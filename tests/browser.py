@@ -29,7 +29,7 @@ class Watched:
         assert [url for url in self.requests if not url.startswith((allowed, "data:"))] == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while Playwright is open, its event loop counts as running in this thread
 def chromium() -> Iterator[object]:
     playwright = pytest.importorskip("playwright.sync_api", reason=REMEDY)
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)

@@ -141,6 +141,7 @@ out["values"] = refusal(Net().requires_grad_(False))
     assert out["values"] == "accepted"
 
 
+@pytest.mark.slow
 def test_on_another_machine_the_kernels_are_judged_again_or_refused(package, places, bare, tmp_path):
     moved = tmp_path / package.name
     shutil.copytree(package, moved)

@@ -159,6 +159,7 @@ def test_transposed_captured_strides_are_kept_at_another_size():
     assert strides_like(transposed, (9, 6)) == (1, 9)
 
 
+@pytest.mark.slow
 def test_cpp_rmsnorm_is_kept_or_discarded_by_its_interval_alone(judge):
     source = (Path(__file__).parents[1] / "kernels" / "cpp" / "rmsnorm.py").read_text()
     verdict = decided(judge, "rmsnorm", source, bench=True)

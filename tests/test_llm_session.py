@@ -93,7 +93,9 @@ def test_ten_staged_candidates_get_the_right_statuses_and_their_costs_are_summed
     assert "fewer passes" in (workspace / ".overnight/night/learned.md").read_text()
 
 
-@pytest.mark.parametrize("moment", ["proposed:5", "judged:4", pytest.param("decided:6", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "moment", ["proposed:5", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("judged:4", "decided:6"))]
+)
 def test_the_same_after_a_kill_in_the_middle_and_a_resume_buys_nothing_twice(workspace, moment):
     with LanguageModelServer(TEN) as server:
         flags = ("--proposer", "llm", "--llm", PRICED, "--api-base", server.url, "--experiments", "10")
@@ -136,6 +138,7 @@ def test_a_key_reaches_the_server_and_no_file_child_or_message(workspace, monkey
     assert "NIGHT_LLM_KEY" not in child_environment({"NIGHT_LLM_KEY": secret, "PATH": "/bin"})
 
 
+@pytest.mark.slow
 def test_a_budget_of_tokens_calls_or_dollars_ends_the_night_and_a_resume_may_add(workspace):
     with LanguageModelServer([Answer(fenced(kernel("discard 0.9", name=f"k{n}"))) for n in range(9)]) as server:
         said = asked(workspace, server, "--calls", "2")

@@ -143,6 +143,7 @@ def test_the_headline_claims_what_the_interval_allows_and_no_more(tmp_path, reco
     assert words in top.sentence
 
 
+@pytest.mark.slow
 def test_a_night_lost_to_the_machine_says_so_and_parked_targets_why(tmp_path):
     recordings = {
         "0001_rmsnorm_a__x.py": kernel("unreliable", name="x"),

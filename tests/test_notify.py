@@ -155,6 +155,7 @@ def test_failing_notifiers_are_named_without_their_secrets_and_change_nothing(tm
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_a_notifier_that_hangs_delays_the_end_by_a_moment_only(tmp_path):
     workspace = workspace_telling(tmp_path, f"command:{sys.executable} -c 'import time; time.sleep(60)'")
     began = time.monotonic()
