@@ -10,7 +10,7 @@ setup: $(STAMP)
 
 # What the machine can use: its own CUDA build of PyTorch if it has one (then the venv sees it), PyTorch's default
 # (CUDA) build if there is an NVIDIA driver, else the release whose CPU build and Triton were tested together.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Overnight needs Python 3.11 or newer; run: make setup PYTHON=/path/to/python3.11"; exit 2; }
 	@if $(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
