@@ -73,7 +73,8 @@ class Start:
 
     def __init__(self, player: GraphPlayer, played: Played, leaves: Sequence[Any]) -> None:
         """Raises LookupError when an input of the graph is no argument of the call."""
-        self._player, self._played = player, played
+        self._player = player
+        self._launched: Played | None = None
         self._looks = [_look(leaf) for leaf in leaves]
         where = {id(leaf): index for index, leaf in enumerate(leaves)}
         tensors = [(place, value) for place, value in enumerate(played.flat) if isinstance(value, torch.Tensor)]
@@ -91,12 +92,13 @@ class Start:
         flat = list(self._played.flat)
         for place, index in self._order:
             flat[place] = leaves[index]
-        return self._player.start(Played(self._played.player, tuple(flat)))
+        self._launched = Played(self._played.player, tuple(flat))
+        return self._player.start(self._launched)
 
     def settle(self) -> bool:
         """After the call: whether what was launched was wanted; forgets it if not."""
-        wanted = self._player.started is None
-        self._player.started = None
+        wanted = self._player.last is self._launched
+        self._player.started = self._launched = None
         return wanted
 
 

@@ -66,7 +66,8 @@ class Recording:
     """One tape, where its inputs are read, and whether anybody still holds its outputs."""
 
     def __init__(self, run: Run, flat: Sequence[Any], moving: Sequence[int], record: Recorder) -> None:
-        inputs = list(flat)
+        # weights by their memory, which a recording reads: a parameter may be given other memory
+        inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in flat]
         with torch.inference_mode(mode=False):
             for place in moving:
                 inputs[place] = _room_for(flat[place])
@@ -148,28 +149,32 @@ class Player:
 
     def prepare(self, flat: Sequence[Any]) -> None:
         """Record; raises Unplayable, or what the capture raises."""
-        first = self._recording(flat)
+        first = self.recording(flat)
         if first.nbytes < DIRECT_BYTES:
             self.copying = first
             return
         self.direct = [first]
         while len(self.direct) < DIRECT_RECORDINGS and self._fits(first):
-            self.direct.append(self._recording(flat))
+            self.direct.append(self.recording(flat))
 
-    def _recording(self, flat: Sequence[Any]) -> Recording:
+    def recording(self, flat: Sequence[Any]) -> Recording:
+        """One more recording; raises Unplayable, or what the capture raises."""
         return Recording(self.run, flat, self.moving, self.record)
 
     def _fits(self, first: Recording) -> bool:
         return not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] > FREE_SHARE * first.nbytes
 
+    def ready(self) -> bool:
+        """Whether it can play without recording."""
+        return self.copying is not None or any(recording.free() for recording in self.direct)
+
     def play(self, flat: Sequence[Any]) -> list[Any]:
-        """Outputs that stay valid for as long as somebody holds them."""
+        """Outputs that stay valid for as long as somebody holds them; only when `ready`."""
         free = next((recording for recording in self.direct if recording.free()), None)
         if free is not None:
             free.read(flat[place] for place in self.moving)
             return free.play()
-        if self.copying is None:
-            self.copying = self._recording(flat)
+        assert self.copying is not None
         self.copying.read(flat[place] for place in self.moving)
         return self.copying.play_copied()
 
@@ -232,6 +237,8 @@ class GraphPlayer:
         if self.why_not or capturing() or not self._lock.acquire(blocking=False):
             return False
         try:
+            if not self._stands(played.player) or not played.player.ready():
+                return False
             self._in_order()
             self.started = Started(played, played.player.play(played.flat))
         finally:
@@ -244,7 +251,11 @@ class GraphPlayer:
             for place, value in enumerate(played.flat)
             if value is not None
         )
-        return same and self._weights_stay(flat)
+        return same and self._stands(played.player) and self._weights_stay(flat)
+
+    def _stands(self, player: Player) -> bool:
+        """Whether these recordings are still in use: weights that moved drop them all."""
+        return any(player is known for known in self._players.values())
 
     def _played(self, flat: Sequence[Any]) -> Sequence[Any]:
         key = self._signature(flat)
@@ -261,6 +272,13 @@ class GraphPlayer:
         self._in_order()
         weights = set(range(len(flat))).difference(self._moving)
         self.last = Played(player, tuple(None if place in weights else value for place, value in enumerate(flat)))
+        if not player.ready():
+            try:
+                player.copying = player.recording(flat)
+            except (Unplayable, RuntimeError) as error:  # most likely no memory is left for one more
+                self._give_up(error)
+                self.last = None
+                return self.run(*flat)
         return player.play(flat)
 
     def _recorded(self, flat: Sequence[Any]) -> Player | None:
@@ -269,15 +287,19 @@ class GraphPlayer:
         try:
             player.prepare(flat)
         except (Unplayable, RuntimeError, AttributeError) as error:
-            self.why_not = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            if torch.cuda.is_available():
-                with suppress(RuntimeError):  # an error that the failed capture left behind is told once
-                    torch.cuda.synchronize()
+            self._give_up(error)
             return None
         if not self._pointers:
             self._weights = [value.detach() for value in self._weights_of(flat)]
             self._pointers = pointers(self._weights)
         return player
+
+    def _give_up(self, error: Exception) -> None:
+        """Run the graph as it is from now on."""
+        self.why_not = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        if torch.cuda.is_available():
+            with suppress(RuntimeError):  # an error that the failed capture left behind is told once
+                torch.cuda.synchronize()
 
     def _weights_of(self, flat: Sequence[Any]) -> list[torch.Tensor]:
         moving = set(self._moving)

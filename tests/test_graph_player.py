@@ -240,3 +240,41 @@ def test_a_graph_that_a_recording_would_change_the_meaning_of_is_not_recorded(wh
     assert found == [reason]
     torch.compile(Writes(what), backend=backend)(torch.ones(4))
     assert found[-1] == "gradients are on"
+
+
+def test_outputs_that_are_all_held_stay_valid_when_calls_are_launched_ahead():
+    model = Model().eval()
+    deployed = Deployed(model)
+    with torch.no_grad():
+        inputs = [torch.randn(5, 8) for _ in range(9)]
+        held = [deployed(x)["y"] for x in inputs]
+        for x, y in zip(inputs, held, strict=True):
+            assert torch.allclose(y, model(x)["y"], atol=1e-5)
+    assert deployed.launches > 3
+    assert deployed.players[0].why_not == ""
+
+
+def test_a_recording_for_copies_that_fails_runs_the_graph_as_it_is():
+    class Third(Rerun):
+        def __init__(self, function):
+            if Rerun.made == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            super().__init__(function)
+
+    play = GraphPlayer(affine, (0,), [], Third)
+    inputs = [torch.randn(8, 8) for _ in range(7)]
+    held = [play(x, WEIGHT)[0] for x in inputs]
+    for x, y in zip(inputs, held, strict=True):
+        assert torch.equal(y, x @ WEIGHT)
+
+
+def test_a_weight_that_moved_is_noticed_however_often_the_same_call_is_launched_ahead():
+    model = Model().eval()
+    deployed = Deployed(model)
+    with torch.no_grad():
+        for _ in range(3):
+            for _ in range(5):
+                x = torch.randn(5, 8)
+                assert torch.allclose(deployed(x)["y"], model(x)["y"], atol=1e-4)
+            model.line.weight.data = torch.randn(60000, 8)
+    assert deployed.launches > 3
