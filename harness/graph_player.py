@@ -80,6 +80,7 @@ class Recording:
             raise Unplayable("it returns one of its inputs")
         lasting = _storages(flat)
         self.fresh = [isinstance(value, torch.Tensor) and _storage(value) not in lasting for value in outputs]
+        self._lasting = {value.untyped_storage().data_ptr() for value in flat if isinstance(value, torch.Tensor)}
         self._held = {_storage(value) for value, fresh in zip(outputs, self.fresh, strict=True) if fresh}
         self._alone = {storage: holders(storage) for storage in self._held}
         self.nbytes = sum(value.nbytes for value, fresh in zip(outputs, self.fresh, strict=True) if fresh)
@@ -102,24 +103,27 @@ class Recording:
     def play_copied(self) -> list[Any]:
         """Replay, and hand out copies; outputs that share memory still do."""
         self._tape.replay()
-        return copies(self._tape.outputs, self.fresh)
+        return owned(self._tape.outputs, self._lasting)
 
 
-def copies(outputs: Sequence[Any], fresh: Sequence[bool]) -> list[Any]:
-    """The fresh outputs in memory of their own; views of one storage stay views of one storage."""
-    places = [_storage(value) if new else 0 for value, new in zip(outputs, fresh, strict=True)]
-    made: dict[int, torch.UntypedStorage] = {}
-    result: list[Any] = []
-    for value, place in zip(outputs, places, strict=True):
-        if not place:
-            result.append(value)
-        elif value.is_contiguous() and places.count(place) == 1:
-            result.append(value.clone())
+def owned(leaves: Sequence[Any], lasting: set[int]) -> list[Any]:
+    """The outputs of a CUDA graph in memory of their own, where its next replay cannot overwrite them.
+
+    Left as they are: leaves that are no tensors, and those in `lasting` storages (data pointers), which outlive a
+    replay by themselves. Views of one storage stay views of one storage; what carries a gradient is cloned alone.
+    """
+    places = [leaf.untyped_storage().data_ptr() if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
+    copies: dict[int, torch.UntypedStorage] = {}
+    result = []
+    for leaf, place in zip(leaves, places, strict=True):
+        if not place or place in lasting:
+            result.append(leaf)
+        elif leaf.requires_grad or (leaf.is_contiguous() and places.count(place) == 1):
+            result.append(leaf.clone())
         else:
-            if place not in made:
-                made[place] = value.untyped_storage().clone()
-            whole = value.new_empty(0).set_(made[place], value.storage_offset(), value.size(), value.stride())
-            result.append(whole)
+            if place not in copies:
+                copies[place] = leaf.untyped_storage().clone()
+            result.append(leaf.new_empty(0).set_(copies[place], leaf.storage_offset(), leaf.size(), leaf.stride()))
     return result
 
 

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from harness.generation import METHODS, stand_in
 from harness.graph_backend import Backend, Start, learnt, plain_arguments
+from harness.graph_player import owned
 from harness.kernel_op import Kernel, build_op
 from harness.outer_compile import Scope
 from harness.regions import find_replaceable
@@ -173,27 +174,6 @@ def held_tensors(leaves: Sequence[Any]) -> list[tuple[Any, Any]]:
         if not isinstance(leaf, torch.Tensor | int | float | str | None):
             visit(leaf)
     return found
-
-
-def owned(leaves: Sequence[Any], lasting: set[int]) -> list[Any]:
-    """The outputs of a CUDA graph in memory of their own, where its next replay cannot overwrite them.
-
-    Left as they are: leaves that are no tensors, and those in `lasting` storages (data pointers), which outlive a
-    replay by themselves. Views of one storage stay views of one storage; what carries a gradient is cloned alone.
-    """
-    places = [leaf.untyped_storage().data_ptr() if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
-    copies: dict[int, torch.UntypedStorage] = {}
-    result = []
-    for leaf, place in zip(leaves, places, strict=True):
-        if not place or place in lasting:
-            result.append(leaf)
-        elif leaf.requires_grad or (leaf.is_contiguous() and places.count(place) == 1):
-            result.append(leaf.clone())
-        else:
-            if place not in copies:
-                copies[place] = leaf.untyped_storage().clone()
-            result.append(leaf.new_empty(0).set_(copies[place], leaf.storage_offset(), leaf.size(), leaf.stride()))
-    return result
 
 
 def optimize(
